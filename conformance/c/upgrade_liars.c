@@ -141,6 +141,36 @@ static int descriptors_of(ino_t socket)
 	return count;
 }
 
+#define KEPT 65536
+
+/* Behind its marker, before the peer's: as in any TCP socket there is room for the first bytes, and not for all. */
+static void sends_behind_a_marker(int fd)
+{
+	static unsigned char block[2 * KEPT];
+	struct pollfd p = { .fd = fd, .events = POLLOUT };
+
+	for (size_t i = 0; i < sizeof block; i++)
+		block[i] = byte_at(7, i);
+	MUST(poll(&p, 1, LIMIT_MS) == 1);
+	check(p.revents == POLLOUT, "a socket that waits for the answer to its marker has room", "%x", (unsigned)p.revents);
+	check(send(fd, block, 1, MSG_DONTWAIT) == 1, "a first byte finds room", "errno %d", errno);
+	check(send(fd, block + 1, sizeof block - 1, MSG_DONTWAIT) == KEPT - 1, "and more", "errno %d", errno);
+	check_failed(send(fd, block, 1, MSG_DONTWAIT) == -1, EAGAIN, "until there is none");
+	check(poll(&p, 1, 0) == 0, "which is no room", "%x", (unsigned)p.revents);
+}
+
+static bool is_all_of_it(int fd)
+{
+	static unsigned char got[KEPT];
+
+	if (recv(fd, got, sizeof got, MSG_WAITALL) != sizeof got)
+		return false;
+	for (size_t i = 0; i < sizeof got; i++)
+		if (got[i] != byte_at(7, i))
+			return false;
+	return true;
+}
+
 /* The program accepts; what connects is by hand. Run with upgrade:listen. */
 static void liars_that_connect(void)
 {
@@ -153,7 +183,7 @@ static void liars_that_connect(void)
 	int status, n;
 
 	signal(SIGPIPE, SIG_IGN);
-	for (int step = 0; step < 10; step++) {
+	for (int step = 0; step < 13; step++) {
 		h = by_hand(client(), true);
 		MUST((a = accept4(l, NULL, NULL, SOCK_CLOEXEC)) >= 0);
 		before = inode(a);
@@ -220,7 +250,6 @@ static void liars_that_connect(void)
 		case 7:		/* never answers the marker, and the program goes */
 			welcome(&h);
 			check(is_marked(&h, MARK), "a marker", "?");
-			check_failed(send(a, "x", 1, MSG_DONTWAIT) == -1, EAGAIN, "without an answer nothing can be sent");
 			MUST(close(a) == 0);
 			check(recv(h.tcp, to, 8, 0) == 0, "a program that closes while it waits ends the connection", "errno %d",
 			      errno);
@@ -248,6 +277,32 @@ static void liars_that_connect(void)
 			      "%d descriptors", WEXITSTATUS(status));
 			mark(&h, NO);
 			is_tcp(a, h.tcp, "and the connection goes on");
+			break;
+		case 10:	/* refuses, after the program has sent */
+			welcome(&h);
+			check(is_marked(&h, MARK), "a marker", "?");
+			sends_behind_a_marker(a);
+			check_failed(recv(h.tcp, to, 8, MSG_DONTWAIT) == -1, EAGAIN, "nothing follows a marker without an answer");
+			mark(&h, NO);
+			check(is_all_of_it(h.tcp), "after a refusal all of it comes", "?");
+			is_tcp(a, h.tcp, "and the connection goes on");
+			break;
+		case 11:	/* the same, and the program has gone */
+			welcome(&h);
+			check(is_marked(&h, MARK), "a marker", "?");
+			sends_behind_a_marker(a);
+			MUST(close(a) == 0 && (a = dup(STDOUT_FILENO)) >= 0);
+			check_failed(recv(h.tcp, to, 8, MSG_DONTWAIT) == -1, EAGAIN, "nothing follows, nor the end");
+			mark(&h, NO);
+			check(is_all_of_it(h.tcp) && recv(h.tcp, to, 8, 0) == 0, "after a refusal all of it comes, and the end", "?");
+			break;
+		case 12:	/* ends its direction, after the program has sent and ended its own */
+			welcome(&h);
+			check(is_marked(&h, MARK), "a marker", "?");
+			sends_behind_a_marker(a);
+			MUST(shutdown(a, SHUT_WR) == 0 && shutdown(h.tcp, SHUT_WR) == 0);
+			check(is_all_of_it(h.tcp) && recv(h.tcp, to, 8, 0) == 0, "all of it comes where the peer ends, and the end", "?");
+			check(recv(a, to, 8, 0) == 0, "and the peer's end", "errno %d", errno);
 			break;
 		}
 		MUST(close(a) == 0);

@@ -5,7 +5,8 @@ use std::ffi::{c_int, c_void};
 use libc::{iovec, mmsghdr, msghdr, sockaddr, socklen_t, timespec};
 use uwarp_preload::{errno, real, set_errno};
 
-use crate::agree::conn::{Outcome, Spans, Wait, limit_of};
+use crate::agree::conn::{Outcome, Wait, limit_of};
+use crate::agree::spans::Spans;
 use crate::agree::table;
 use crate::ending::Pass;
 use crate::rsockets::{Rsockets, say_forked};

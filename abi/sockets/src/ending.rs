@@ -12,7 +12,7 @@ use std::time::{Duration, Instant};
 
 use uwarp_preload::real;
 
-use crate::agree::service;
+use crate::agree::{kept, service};
 use crate::rsockets::Rsockets;
 use crate::sock::Sock;
 use crate::{fds, process, relay, sys};
@@ -103,6 +103,7 @@ extern "C" fn at_exit() {
     }
     stop_at_the_end();
     service::let_none_begin();
+    kept::await_none(LIMIT);
     let mut socks: Vec<Arc<Sock>> = Vec::new();
     for (fd, sock) in fds::all().unwrap_or_default() {
         if sock.is_handed() {
@@ -142,6 +143,8 @@ extern "C" fn without_exit() {
     let _ = ENDS.compare_exchange(0, sys::thread(), Ordering::AcqRel, Ordering::Acquire);
     stop_at_the_end();
     be_left_alone();
+    // Streams end below, so it has to be in them before.
+    kept::await_none(LIMIT);
     let asked = service::ask_for_the_end();
     last_words();
     if asked {

@@ -10,12 +10,15 @@ use uwarp_abi_types::preload::{NOTHING_NEW, SOMETHING_NEW};
 use uwarp_preload::{errno, set_errno};
 use uwarp_process::Mutex;
 
-use crate::agree::conn::{Conn, Outcome, Spans, Stage, Wait, limit_of};
+use crate::agree::conn::{Conn, Outbound, Outcome, Stage, Wait, limit_of};
+use crate::agree::spans::Spans;
 use crate::agree::{said, service};
 use crate::relay::{self, Word};
 use crate::rsockets::{self, Rsockets};
 use crate::stand_in::{Because, StandIn};
 use crate::{ending, fds, process, sys, watch};
+
+mod end;
 
 /// Options that a program may have set before the rule was looked at, and those that a new connection
 /// inherits; all are numbers.
@@ -263,33 +266,57 @@ impl Sock {
 
     /// The rsocket has changed.
     pub fn changed(&self) {
-        if let (Some(conn), Some(calls)) = (&self.conn, self.calls())
-            && conn.joining.load(Ordering::Acquire)
-        {
-            // The first look makes the stream say what it must say first.
-            let _ = calls.look(self.number, false);
-            if let Some(result) = calls.joined(self.number) {
-                let shut = conn.joined(result);
-                if result.is_ok() {
-                    said::decided(conn, None);
-                }
-                service::forget(conn.key);
-                if let Some(how) = shut {
-                    // SAFETY: no pointer.
-                    sys::quietly(|| unsafe { (calls.rshutdown)(self.number, how) });
+        if let (Some(conn), Some(calls)) = (&self.conn, self.calls()) {
+            let before = conn.joining.load(Ordering::Acquire);
+            if before {
+                // The first look makes the stream say what it must say first.
+                let _ = calls.look(self.number, false);
+                if let Some(result) = calls.joined(self.number) {
+                    let send = |outbound: &mut Outbound| conn.send_kept(outbound, calls, self.number);
+                    if conn.joined(result, send) && result.is_ok() {
+                        said::decided(conn, None);
+                    }
                 }
             }
-        }
-        if self.conn.as_ref().is_some_and(|conn| !conn.joining.load(Ordering::Acquire)) {
-            watch::joined(self.key.load(Ordering::SeqCst));
+            let joined = !conn.joining.load(Ordering::Acquire);
+            let kept = joined && conn.keeps();
+            if kept {
+                conn.send_kept(&mut conn.outbound.lock(), calls, self.number);
+                if conn.keeps() {
+                    // From here on a change is reported, and one before is seen.
+                    let _ = calls.look(self.number, false);
+                    conn.send_kept(&mut conn.outbound.lock(), calls, self.number);
+                }
+            }
+            if (before || kept) && joined && !conn.keeps() {
+                self.streams(conn, calls);
+            }
+            if joined && !conn.keeps() {
+                watch::joined(self.key.load(Ordering::SeqCst));
+            }
         }
         self.show(Because::Network);
+    }
+
+    /// Nothing is left in front of what its stream sends, or it has none.
+    fn streams(&self, conn: &Arc<Conn>, calls: &Rsockets) {
+        service::forget(conn.key);
+        let shut = conn.outbound.lock().shut_later.take();
+        if let Some(how) = shut {
+            // SAFETY: no pointer.
+            sys::quietly(|| unsafe { (calls.rshutdown)(self.number, how) });
+        }
+        conn.end_if_closed();
     }
 
     /// What the socket is ready for, in poll(2)'s bits, and for edges [`NOTHING_NEW`] or its like.
     fn look(&self, edges: bool) -> Option<i16> {
         match &self.conn {
             Some(conn) if conn.stage() != Stage::Stream => Some(conn.look()),
+            Some(conn) if conn.keeps() => {
+                let ahead = if conn.unread() > 0 { libc::POLLIN } else { 0 };
+                Some((self.calls()?.look(self.number, edges)? | ahead) & !libc::POLLOUT)
+            }
             Some(conn) if !conn.is_only_stream() => {
                 let bits = self.calls()?.look(self.number, edges)?;
                 if conn.unread() == 0 {
@@ -487,7 +514,7 @@ impl Sock {
     /// Sends: `call` with these flags. `spans`: what.
     pub fn send(&self, spans: &Spans, flags: c_int, call: impl Fn(&Rsockets, c_int) -> isize) -> isize {
         let Some(calls) = self.calls() else { return -1 };
-        if let Some(conn) = self.conn.as_ref().filter(|conn| conn.stage() != Stage::Stream) {
+        if let Some(conn) = self.conn.as_ref().filter(|conn| conn.stage() != Stage::Stream || conn.keeps()) {
             match conn.send(spans, flags, self.wait_of(Direction::Send)) {
                 Outcome::Done(sent) => {
                     self.show(after_sending(sent, spans));
@@ -720,75 +747,9 @@ impl Sock {
         self.look(false).unwrap_or(0)
     }
 
-    /// Nobody has the program's end any more; `torn`: and not all that was written there could be sent.
-    pub fn end_carried(&self, torn: bool) {
-        self.torn.fetch_or(torn, Ordering::Relaxed);
-        self.end();
-    }
-
     /// In a child.
     pub fn close_copy(&self) {
         self.stand_in.close_copy();
-    }
-
-    /// Ends the connection as the process ends.
-    pub fn end_now(&self) {
-        if self.conn.is_some() && self.stand_in.is_foreign() {
-            self.torn.store(true, Ordering::Relaxed);
-        }
-        // A stream that was TCP's goes on in the background, for which the library's own handler waits.
-        self.end();
-    }
-
-    /// Ends a connection that was TCP's, or still is, before the rsocket ends.
-    fn end_conn(&self, conn: &Arc<Conn>) {
-        let tcp = conn.tcp();
-        conn.closed.store(true, Ordering::Release);
-        let linger: Option<libc::linger> = sys::option_of(tcp, libc::SOL_SOCKET, libc::SO_LINGER);
-        let torn = self.torn.load(Ordering::Relaxed);
-        if torn {
-            // The peer must not take what it has for all.
-            sys::complain(
-                "another process has written to a connection that is this process's stream: the bytes are \
-                 lost, and the connection is reset",
-            );
-        }
-        let aborts = torn || linger.is_some_and(|linger| linger.l_onoff != 0 && linger.l_linger == 0);
-        if aborts {
-            sys::reset(tcp);
-        } else if conn.stage() != Stage::Stream && !conn.joining.load(Ordering::Acquire) {
-            let unread = !conn.inbound.lock().ready().is_empty();
-            if unread {
-                // As the kernel does.
-                sys::reset(tcp);
-            } else if conn.agreement.lock().veto() || conn.stage() == Stage::Held {
-                let mut outbound = conn.outbound.lock();
-                let _ = conn.end_sending(&mut outbound);
-                drop(outbound);
-                return service::let_die(conn);
-            }
-        } else if conn.stage() != Stage::Stream {
-            // What the peer sends to set the stream up must not reset what was sent before.
-            return service::let_die(conn);
-        }
-        service::forget(conn.key);
-    }
-
-    /// Ends the connection: what was sent reaches the peer first.
-    pub fn end(&self) {
-        watch::end(self.key.load(Ordering::Relaxed));
-        if let Some(conn) = &self.conn {
-            self.end_conn(conn);
-        }
-        if let Some(calls) = self.calls() {
-            // SAFETY: no pointer.
-            sys::quietly(|| unsafe { (calls.rclose)(self.number) });
-        }
-        let options = self.options.lock().take();
-        if let Some(options) = options {
-            fds::forget(options);
-            sys::close(options);
-        }
     }
 }
 

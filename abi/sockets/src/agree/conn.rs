@@ -5,28 +5,29 @@
 //! | `Direct` | the kernel's socket | the kernel's | the kernel's |
 //! | `Tcp` | the kernel's socket, for good | not looked at | not looked at |
 //! | `Behind` | a stand-in | plain bytes, of which markers are taken out | plain bytes |
-//! | `Held` | a stand-in | plain bytes up to the peer's marker | waits |
+//! | `Held` | a stand-in | plain bytes up to the peer's marker | is kept ([`super::kept`]), then waits |
 //! | `Stream` | a stand-in | what is left of that, then the stream | the stream |
 //!
 //! Every plain byte is sent, and received, under a lock beneath which the stage is looked at. So none follows
 //! a marker. Those calls do not wait; a call that has to wait waits for the kernel's socket and for the next
 //! stage, without a lock.
 
-use std::ffi::{c_int, c_void};
+use std::ffi::c_int;
 use std::sync::atomic::{AtomicBool, AtomicI32, AtomicU8, Ordering};
 use std::sync::{Arc, OnceLock, Weak};
 use std::time::{Duration, Instant};
 
-use libc::{iovec, msghdr, nfds_t, pollfd};
-use smallvec::SmallVec;
+use libc::{nfds_t, pollfd};
 use uwarp_preload::{errno, real, set_errno};
 use uwarp_process::{Mutex, MutexGuard};
 
 use super::inbound::{End, Inbound};
+use super::kept::Kept;
 use super::machine::Agreement;
 use super::said::Why;
 use super::service;
 use super::side::Side;
+use super::spans::Spans;
 use super::table::{self, Claim, Shared};
 use super::wire::{MARKER_LEN, Nonce, Pattern};
 use crate::sock::Sock;
@@ -38,9 +39,7 @@ const AHEAD: usize = 16 << 20;
 /// How often a thread looks, in milliseconds, if there is no descriptor to wake it.
 const WITHOUT_BELL: c_int = 10;
 
-/// How long an end that accepted lets its program answer before it sends its marker.
-// TODO: a program that gets no processor for longer finds no room for its first byte, which PostgreSQL's
-// server takes for a failure. `Held` could keep the first bytes, for the stream or for TCP.
+/// How long an end that accepted lets its program answer before it sends its marker. A later answer is kept.
 const FOR_AN_ANSWER: Duration = Duration::from_millis(50);
 
 /// Where a connection is.
@@ -119,6 +118,8 @@ impl Event {
 pub struct Outbound {
     /// Of a marker.
     pub unsent: Vec<u8>,
+    /// Behind a marker of this end.
+    pub kept: Kept,
     /// The program has ended this direction.
     pub shut: bool,
     /// Which directions it has ended while nothing could be sent.
@@ -153,6 +154,10 @@ pub struct Conn {
     pub speaker: AtomicI32,
     pub inbound: Mutex<Inbound, 4>,
     pub outbound: Mutex<Outbound, 8>,
+    /// [`Outbound::kept`] is not empty.
+    pub keeps: AtomicBool,
+    /// The program has closed it while it was not.
+    pub ending: Mutex<Option<Arc<Sock>>, 29>,
     /// Nothing is left in front of the stream.
     only_stream: AtomicBool,
     read_shut: AtomicBool,
@@ -165,86 +170,6 @@ pub struct Conn {
     pub sock: Mutex<Weak<Sock>, 29>,
     /// What relatives of this process do with it.
     pub shared: Mutex<Option<Shared>, 28>,
-}
-
-/// Memory of the program, piece by piece.
-#[derive(Clone)]
-pub struct Spans(SmallVec<[iovec; 4]>);
-
-impl Spans {
-    /// # Safety
-    /// `vectors` has `count` entries.
-    pub unsafe fn new(vectors: *const iovec, count: usize) -> Result<Self, c_int> {
-        if count > 1024 {
-            return Err(libc::EMSGSIZE);
-        }
-        if count > 0 && vectors.is_null() {
-            return Err(libc::EFAULT);
-        }
-        // SAFETY: the caller's promise.
-        Ok(Self((0..count).map(|at| unsafe { vectors.add(at).read_unaligned() }).collect()))
-    }
-
-    /// One piece.
-    pub fn one(at: *const c_void, len: usize) -> Self {
-        Self(SmallVec::from_slice(&[iovec { iov_base: at.cast_mut(), iov_len: len }]))
-    }
-
-    /// Bytes.
-    pub fn len(&self) -> usize {
-        self.0.iter().fold(0usize, |sum, piece| sum.saturating_add(piece.iov_len))
-    }
-
-    /// Its pieces.
-    pub fn pieces(&self) -> &[iovec] {
-        &self.0
-    }
-
-    /// The first `bytes` are used.
-    pub fn skip(&mut self, mut bytes: usize) {
-        self.0.retain(|piece| {
-            let here = bytes.min(piece.iov_len);
-            bytes -= here;
-            piece.iov_base = piece.iov_base.wrapping_byte_add(here);
-            piece.iov_len -= here;
-            piece.iov_len > 0
-        });
-    }
-
-    /// For recvmsg(2) and its like.
-    pub fn message(&self) -> msghdr {
-        // SAFETY: zeros are NULL and no bytes.
-        let mut message: msghdr = unsafe { std::mem::zeroed() };
-        (message.msg_iov, message.msg_iovlen) = (self.0.as_ptr().cast_mut(), self.0.len());
-        message
-    }
-
-    /// recvmsg(2).
-    pub fn receive(&self, fd: c_int, flags: c_int) -> isize {
-        let mut message = self.message();
-        let message = &raw mut message;
-        real!(recvmsg(fd: c_int, message: *mut msghdr, flags: c_int) -> isize)
-    }
-
-    /// sendmsg(2).
-    pub fn send(&self, fd: c_int, flags: c_int) -> isize {
-        let message = self.message();
-        let message = &raw const message;
-        real!(sendmsg(fd: c_int, message: *const msghdr, flags: c_int) -> isize)
-    }
-
-    /// Copies bytes to it, as many as fit.
-    fn fill(&self, mut bytes: &[u8]) -> usize {
-        let mut copied = 0;
-        for piece in &self.0 {
-            let (here, rest) = bytes.split_at(bytes.len().min(piece.iov_len));
-            // SAFETY: the program's buffer has room for so many, as its call says.
-            unsafe { std::ptr::copy_nonoverlapping(here.as_ptr(), piece.iov_base.cast::<u8>(), here.len()) };
-            copied += here.len();
-            bytes = rest;
-        }
-        copied
-    }
 }
 
 /// How long a call may wait.
@@ -312,6 +237,8 @@ impl Conn {
             speaker: AtomicI32::new(-1),
             inbound: Mutex::default(),
             outbound: Mutex::default(),
+            keeps: AtomicBool::new(false),
+            ending: Mutex::new(None),
             only_stream: AtomicBool::new(false),
             read_shut: AtomicBool::new(false),
             joining: AtomicBool::new(false),
@@ -395,8 +322,8 @@ impl Conn {
     }
 
     /// Whether the program is likely to send next, as servers do after a request. Behind its marker an end
-    /// can send nothing for two round trips, and there are programs that take a socket without room for one
-    /// that has failed (PostgreSQL's server, of its first byte). Not for ever: many only receive.
+    /// can send nothing for two round trips, and the peer hears the answer sooner before it. Not for ever:
+    /// many only receive.
     pub fn is_to_answer(&self) -> bool {
         self.answers_next.load(Ordering::Relaxed)
             && self.awaits_answer.get_or_init(Instant::now).elapsed() < FOR_AN_ANSWER
@@ -606,7 +533,12 @@ impl Conn {
                 return failed(libc::EPIPE);
             }
             let events = match self.stage() {
-                Stage::Stream => return Outcome::Elsewhere,
+                Stage::Stream if outbound.kept.is_empty() => return Outcome::Elsewhere,
+                Stage::Held if outbound.kept.has_room() && flags & libc::MSG_OOB == 0 => {
+                    let kept = outbound.kept.add(spans);
+                    self.keeps.store(!outbound.kept.is_empty(), Ordering::Release);
+                    return kept.map_or_else(failed, |kept| Outcome::Done(kept.cast_signed()));
+                }
                 Stage::Behind => {
                     if self.flush(&mut outbound) {
                         let sent = spans.send(self.tcp(), flags | libc::MSG_DONTWAIT);
@@ -715,7 +647,12 @@ impl Conn {
         };
         let outbound = self.outbound.lock();
         let ended = outbound.shut || outbound.shut_later.is_some();
-        if ended || (stage == Stage::Behind && outbound.unsent.is_empty() && kernel & libc::POLLOUT != 0) {
+        let has_room = match stage {
+            Stage::Behind => outbound.unsent.is_empty() && kernel & libc::POLLOUT != 0,
+            Stage::Held => outbound.kept.has_room(),
+            _ => false,
+        };
+        if ended || has_room {
             bits |= libc::POLLOUT;
         }
         match inbound.end() {
@@ -746,13 +683,14 @@ impl Conn {
         // An end that has sent everything could not answer a marker.
         let free = how == libc::SHUT_RD || self.agreement.lock().veto();
         let mut outbound = self.outbound.lock();
-        if self.stage() == Stage::Stream {
+        let streams = self.stage() == Stage::Stream;
+        if streams && outbound.kept.is_empty() {
             return None;
         }
         if how != libc::SHUT_WR {
             self.read_shut.store(true, Ordering::Release);
         }
-        if self.stage() == Stage::Held || (!free && self.joining.load(Ordering::Acquire)) {
+        if streams || self.stage() == Stage::Held || (!free && self.joining.load(Ordering::Acquire)) {
             let both = outbound.shut_later.is_some_and(|before| before != how);
             outbound.shut_later = Some(if both { libc::SHUT_RDWR } else { how });
             return Some(0);
@@ -771,19 +709,26 @@ impl Conn {
 
     /// The stream runs, or cannot be made. Only the peer's end or its reset is behind an error of set-up, and
     /// before that it has sent all that its program had: so a reset is the end.
-    pub fn joined(&self, result: Result<(), c_int>) -> Option<c_int> {
+    ///
+    /// What is kept goes first, by `send`, before another call can send. False: another thread has done it.
+    pub fn joined(&self, result: Result<(), c_int>, send: impl FnOnce(&mut Outbound)) -> bool {
         let (mut inbound, mut outbound) = (self.inbound.lock(), self.outbound.lock());
         if !self.joining.swap(false, Ordering::AcqRel) {
-            return None;
+            return false;
         }
         match result {
-            Ok(()) => self.enter(Stage::Stream),
+            Ok(()) => {
+                send(&mut outbound);
+                self.enter(Stage::Stream);
+            }
             Err(errno) => {
+                self.forget_kept(&mut outbound);
+                outbound.shut_later = None;
                 inbound.finish(if errno == libc::ECONNRESET { End::Done } else { End::Failed(errno) });
                 self.enter(Stage::Behind);
             }
         }
-        outbound.shut_later.take().filter(|_| result.is_ok())
+        true
     }
 
     /// Takes the error of the connection, if the stream has none yet.

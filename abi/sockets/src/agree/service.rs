@@ -15,6 +15,7 @@ use uwarp_process::{Mutex, MutexGuard};
 use super::conn::{Conn, Own, Stage};
 use super::datagrams::{hear, hear_all, hear_aside, send};
 use super::inbound::End;
+use super::kept;
 use super::kernel;
 use super::machine::{Action, Agreement, Role};
 use super::said::{self, Why};
@@ -28,6 +29,8 @@ use crate::{address, fds, life, sys, wait};
 
 /// How long a connection that was closed before it was decided what becomes of it is looked after.
 const DYING: Duration = Duration::from_secs(5);
+/// The same of one that keeps bytes. As long as a closed stream (`crates/rsocket/src/upgrade.rs`).
+const LINGER: Duration = Duration::from_secs(60);
 
 /// What the thread has to do.
 pub struct Service {
@@ -204,6 +207,16 @@ pub fn let_die(conn: &Arc<Conn>) {
     }
 }
 
+/// The program has closed a connection that keeps bytes for a peer which has not said yet what becomes of it.
+pub fn let_linger(conn: &Arc<Conn>) {
+    let mut held = service();
+    let Some(service) = &mut *held else { return };
+    if service.conns.contains_key(&conn.key) {
+        service.dying.insert(conn.key, (Arc::clone(conn), Instant::now() + LINGER));
+        sys::ring(service.bell);
+    }
+}
+
 /// The process ends: waits until those are gone, for a moment.
 pub fn await_the_dying(limit: Duration) {
     let until = Instant::now() + limit;
@@ -228,7 +241,7 @@ fn is_ending() -> bool {
 fn all_may_go() -> bool {
     let held = service();
     let mut dying = held.iter().flat_map(|service| service.dying.values());
-    dying.all(|(conn, _)| sys::has_arrived(conn.tcp()))
+    dying.all(|(conn, _)| !conn.keeps() && sys::has_arrived(conn.tcp()))
 }
 
 /// The process ends without exit: the thread closes what is not decided. False: there is no thread. Takes no
@@ -277,6 +290,7 @@ pub fn in_child(mut held: Held) {
     BELL_RINGS.store(-1, Ordering::Release);
     END.store(END_OF_NOTHING, Ordering::Release);
     EXITS.store(false, Ordering::Release);
+    kept::in_child();
     let service = held.take();
     drop(held);
     if let Some(service) = service {
@@ -535,10 +549,13 @@ pub fn act(conn: &Arc<Conn>, actions: Vec<Action>) {
                 conn.nudge();
             }
             Action::Break => {
-                let (mut inbound, _outbound) = (conn.inbound.lock(), conn.outbound.lock());
+                let (mut inbound, mut outbound) = (conn.inbound.lock(), conn.outbound.lock());
                 inbound.finish(End::Failed(libc::ECONNRESET));
                 sys::reset(conn.tcp());
+                conn.forget_kept(&mut outbound);
                 conn.enter(Stage::Behind);
+                drop((inbound, outbound));
+                conn.end_if_closed();
             }
         }
     }
@@ -547,7 +564,7 @@ pub fn act(conn: &Arc<Conn>, actions: Vec<Action>) {
         if deaf {
             service.hear_no_more(conn);
             let decided = matches!(conn.stage(), Stage::Tcp | Stage::Stream);
-            if decided && conn.outbound.lock().unsent.is_empty() {
+            if decided && !conn.keeps() && conn.outbound.lock().unsent.is_empty() {
                 service.drop_conn(conn.key);
                 return;
             }
@@ -566,11 +583,16 @@ fn stay(conn: &Arc<Conn>) {
     }
     let (mut inbound, mut outbound) = (conn.inbound.lock(), conn.outbound.lock());
     inbound.is_plain();
+    let kept = outbound.kept.take();
+    outbound.unsent.extend(kept);
+    conn.keeps.store(false, Ordering::Release);
     // Also if it is there already: threads wait for what is behind a marker.
     conn.enter(Stage::Behind);
     let later = outbound.shut_later.take().filter(|how| *how != libc::SHUT_RD);
     if later.is_some() {
         let _ = conn.end_sending(&mut outbound);
+    } else {
+        conn.flush(&mut outbound);
     }
     drop((inbound, outbound));
     let why = conn.agreement.lock().why();
@@ -582,6 +604,7 @@ fn stay(conn: &Arc<Conn>) {
         }
         sock.restore_options(conn.tcp());
     }
+    conn.end_if_closed();
 }
 
 /// Puts a stand-in in the place of the program's socket, with all that a stream needs behind it.
@@ -674,6 +697,14 @@ fn watch(conn: &Conn) {
 fn bury(conn: &Arc<Conn>) {
     let until = service().as_ref().and_then(|service| service.dying.get(&conn.key).map(|(_, until)| *until));
     let Some(until) = until else { return };
+    if conn.keeps() {
+        if Instant::now() >= until {
+            sys::reset(conn.tcp());
+            conn.forget_kept(&mut conn.outbound.lock());
+            conn.end_if_closed();
+        }
+        return;
+    }
     let gone = if conn.joining.load(Ordering::Acquire) {
         // The set-up of the stream has been given up.
         sys::take_all(conn.tcp());
