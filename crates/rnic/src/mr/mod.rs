@@ -537,7 +537,7 @@ mod tests {
         let regions = [0, 1].map(|_| Mr::register(&pd, 0x1000, 64, 0x1000, all()).unwrap());
         let users = || [0, 1].map(|n: usize| regions[n].users.load(Ordering::SeqCst));
         let mut cache = MrCache::default();
-        let mut touch = |cache: &mut MrCache, n: usize| {
+        let touch = |cache: &mut MrCache, n: usize| {
             let part = Part { stag: regions[n].stag(), to: 0x1000, len: 8 };
             cache.with_more(part, pd.id(), Access::REMOTE_WRITE, |_| ())
         };
