@@ -216,6 +216,28 @@ fn figures_are_measured_where_processors_are_few_or_slow() {
     assert_eq!(measured("crowded"), BTreeSet::from(["crowded".to_owned()]));
 }
 
+/// By callgrind, so few figures: each takes some seconds.
+#[test]
+fn instructions_of_a_message_are_counted() {
+    let figures = ["empty-poll", "write-list"];
+    let only = figures.map(|name| format!("--only {name}")).join(" ");
+    let output = uwarp(&format!("bench instructions --quick --json {only}")).limit(LIMIT).run_ok().unwrap();
+    let report = document(&output);
+    let rows = report["figures"].as_array().unwrap();
+    let counted: Vec<_> = rows.iter().map(|row| row["id"].as_str().unwrap()).collect();
+    assert_eq!(counted, figures);
+    for row in rows {
+        assert!(row.get("failure").is_none() && positive(&row["messages"]), "{row}");
+        for name in ["instructions", "locked"] {
+            assert!(positive(&row["ends"][0][name]), "{row}");
+        }
+    }
+    // Each Write is copied to be sent, and into its place.
+    let copies: u64 =
+        rows[1]["ends"].as_array().unwrap().iter().filter_map(|end| end["copies"].as_u64()).sum();
+    assert!(copies >= 2 * rows[1]["messages"].as_u64().unwrap(), "{}", rows[1]);
+}
+
 /// Measures each figure of `what`; returns their groups.
 fn measured(what: &str) -> BTreeSet<String> {
     // The complaint about a name that is none lists all that are.

@@ -3,11 +3,11 @@
 //! One byte for each, which every call reads first; nothing else happens for descriptors that no rule
 //! concerns. Descriptors above [`MOST`] are the kernel's in any case.
 
-use std::collections::HashMap;
 use std::ffi::c_int;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU8, AtomicUsize, Ordering};
 
+use rustc_hash::FxHashMap;
 use uwarp_process::RwLock;
 
 use crate::sock::Sock;
@@ -39,7 +39,8 @@ static ASKING_NOW: AtomicUsize = AtomicUsize::new(0);
 /// There are rules.
 static RULES: AtomicBool = AtomicBool::new(false);
 
-static SOCKS: RwLock<Option<HashMap<c_int, Arc<Sock>>>, 29> = RwLock::new(None);
+/// (The process's own numbers: nobody chooses them so that they collide.)
+static SOCKS: RwLock<Option<FxHashMap<c_int, Arc<Sock>>>, 29> = RwLock::new(None);
 
 #[inline]
 fn kind(fd: c_int) -> Option<&'static AtomicU8> {

@@ -296,11 +296,13 @@ impl Engine {
 
     /// Stops watching a descriptor whose owner polls it in earnest; refused unless the background thread
     /// stands back.
+    #[inline]
     pub(crate) fn park(&self, token: Token) -> Option<ParkMark> {
         // Called at every poll of a thread in earnest, and usually refused at first.
-        if !self.mode.glance().allows_parking() {
-            return None;
-        }
+        if self.mode.glance().allows_parking() { self.park_now(token) } else { None }
+    }
+
+    fn park_now(&self, token: Token) -> Option<ParkMark> {
         let mut parked = self.parked.lock();
         // Checked again with the lock: the background thread leaves that mode before it takes the lock to
         // watch the parked descriptors.

@@ -12,6 +12,7 @@ use crate::nic::Nic;
 use crate::progress::{AnswerWait, BeforeEarly, DIRECT, Poller, stamps};
 use crate::sys;
 
+// (Cells of plain values: a thread that is ending has them, too.)
 thread_local! {
     static POLLER: Cell<Poller> = const { Cell::new(Poller::NEW) };
     static ANSWER_WAIT: Cell<AnswerWait> = const { Cell::new(AnswerWait::NEW) };
@@ -31,23 +32,23 @@ impl Nic {
         let mut found = cq.poll(max, &mut sink);
         let mut idle = false;
         if found == 0 {
-            let mut poller = POLLER.try_with(Cell::get).unwrap_or(Poller::ENDING);
             let empty = cq.note_poll(false);
             waits_no_more();
-            self.look(cq, empty, &mut poller);
-            found = cq.poll(max, sink);
-            if found == 0 {
-                idle = poller.yielding.count();
-            }
-            let _ = POLLER.try_with(|p| p.set(poller));
+            POLLER.with(|own| {
+                let mut poller = own.get();
+                self.look(cq, empty, &mut poller);
+                found = cq.poll(max, sink);
+                idle = found == 0 && poller.yielding.count();
+                own.set(poller);
+            });
         }
         if found > 0 {
             cq.note_poll(true);
             self.engine().held.polled();
-            let _ = POLLER.try_with(|p| {
-                let mut poller = p.get();
+            POLLER.with(|own| {
+                let mut poller = own.get();
                 poller.yielding.found();
-                p.set(poller);
+                own.set(poller);
             });
         } else if idle {
             self.yield_core();
@@ -63,10 +64,10 @@ impl Nic {
         std::thread::yield_now();
         let took = sys::now().saturating_duration_since(began);
         let switched = sys::switches() != before;
-        let _ = POLLER.try_with(|p| {
-            let mut poller = p.get();
+        POLLER.with(|own| {
+            let mut poller = own.get();
             poller.yielding.yielded(took, switched, self.engine().pace.spans());
-            p.set(poller);
+            own.set(poller);
         });
     }
 
@@ -74,8 +75,7 @@ impl Nic {
     /// that has brought the peer's answer lately. Otherwise the background thread would have to be woken for
     /// it.
     fn wait_for_answer(&self, cq: &Arc<Cq>) {
-        // A thread that is ending waits for nothing.
-        let Ok(mut policy) = ANSWER_WAIT.try_with(Cell::get) else { return };
+        let mut policy = ANSWER_WAIT.get();
         let engine = self.engine();
         match policy.next(engine.missed()) {
             BeforeEarly::Return => {}
@@ -101,20 +101,20 @@ impl Nic {
                 policy.waited(answered);
             }
         }
-        let _ = ANSWER_WAIT.try_with(|e| e.set(policy));
+        ANSWER_WAIT.set(policy);
     }
 
     /// At the beginning of a wait, when the answer cannot have arrived yet: looks at all sockets and timers
     /// if that is due, or if `now`; returns whether it did.
     fn look_beside(&self, now: bool) -> bool {
-        let Ok(mut poller) = POLLER.try_with(Cell::get) else { return false };
+        let mut poller = POLLER.get();
         let time = poller.look_around.count() || now;
         if time {
             let served = self.engine().poll_once();
             self.engine().look_after();
             poller.look_around.looked(served > 0);
         }
-        let _ = POLLER.try_with(|p| p.set(poller));
+        POLLER.set(poller);
         time
     }
 

@@ -284,8 +284,10 @@ impl Pump {
             some = used > 0;
         }
         loop {
-            let plan = core.rx_plan(&self.left_over, stage.len());
-            let Some((result, direct)) = receive_as_planned(around.lower(), &plan, &self.left_over, stage)
+            let mut place = SmallVec::new();
+            let plan = core.rx_plan(&self.left_over, stage.len(), &mut place);
+            let lower = around.lower();
+            let Some((result, direct)) = receive_as_planned(lower, &plan, &place, &self.left_over, stage)
             else {
                 return true;
             };
@@ -423,14 +425,17 @@ fn take_reports<S: Surroundings>(core: &mut RcCore, now: &Now, around: &mut S) {
 }
 
 /// Lends the thread's receive buffer.
+#[inline]
 fn with_stage<R>(mut with: impl FnMut(&mut [u8]) -> R) -> R {
-    let done = STAGING.try_with(|stage| match stage.try_borrow_mut() {
-        Ok(mut stage) => with(&mut stage),
-        // An observer of a completion has called in again: rare, and it may allocate.
-        Err(_) => with(&mut vec![0; STAGE]),
-    });
-    // A thread that is ending has no thread-local buffer any more.
-    done.unwrap_or_else(|_| with(&mut vec![0; STAGE]))
+    let done = STAGING.try_with(|stage| Some(with(&mut stage.try_borrow_mut().ok()?)));
+    done.ok().flatten().unwrap_or_else(|| with_another_stage(&mut with))
+}
+
+/// An observer of a completion has called in again, or the thread is ending and has no thread-local buffer
+/// any more: rare, and it may allocate.
+#[cold]
+fn with_another_stage<R>(with: &mut dyn FnMut(&mut [u8]) -> R) -> R {
+    with(&mut vec![0; STAGE])
 }
 
 /// Receives into the place that the core names; returns the result and how many bytes of memory the core has
@@ -438,6 +443,7 @@ fn with_stage<R>(mut with: impl FnMut(&mut [u8]) -> R) -> R {
 fn receive_as_planned(
     lower: &mut impl LowerLayer,
     plan: &RxPlan,
+    place: &[MemSeg],
     left_over: &[u8],
     stage: &mut [u8],
 ) -> Option<(Result<Received, Stop>, usize)> {
@@ -451,7 +457,7 @@ fn receive_as_planned(
             debug_assert!(!tail.is_empty(), "a frame does not fit the buffer");
             (!tail.is_empty()).then(|| (lower.receive(tail), 0))
         }
-        RxPlan::Direct { place, tail } => {
+        RxPlan::Direct { tail } => {
             debug_assert!(left_over.is_empty(), "bytes are left over in front of a direct placement");
             let direct = place.iter().map(|s| s.len).sum();
             let tail = stage.get_mut(..*tail).unwrap_or_default();

@@ -666,6 +666,7 @@ impl Qp {
     }
 
     /// [`Feeder::make_progress`], and whether messages of the peer's were placed.
+    #[inline(always)]
     fn look_for_input(&self, in_earnest: bool) -> (Coverage, bool) {
         let (mut waits_for_room, mut placed, mut needs_system) = (false, false, true);
         if let Some(mut inner) = self.inner.try_lock() {
@@ -681,8 +682,9 @@ impl Qp {
                 if conn.parked.is_some() {
                     self.polled.store(true, Ordering::Relaxed);
                 }
-                let unfinished =
-                    conn.pump.unfinished() || self.room.load(Ordering::Relaxed) || conn.link.has_room_again();
+                // (Room that was reported to a pump which has it anyway changes nothing.)
+                let room = !conn.pump.writable() && self.room.load(Ordering::Relaxed);
+                let unfinished = conn.pump.unfinished() || room || conn.link.has_room_again();
                 let before = core.messages_placed();
                 let now = &Now::unread();
                 let received = self.receive(&mut inner, now);

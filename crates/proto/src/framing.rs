@@ -207,6 +207,7 @@ impl Receiver {
 
     /// How many bytes the owner's buffer of `buffer` bytes should hold at most after the next receive,
     /// including `left_over`, which begins where the last frame ended.
+    #[inline]
     pub fn plan(&mut self, left_over: &[u8], buffer: usize) -> usize {
         match self {
             Self::Mpa(mpa) => mpa.plan(left_over, buffer),

@@ -73,7 +73,7 @@ fn main() {
                 }
                 a.transmitted(&now(), wire.len());
                 let t1 = timed.then(Instant::now);
-                black_box(b.rx_plan(&[], 65536));
+                black_box(b.rx_plan(&[], 65536, &mut smallvec::SmallVec::new()));
                 assert_eq!(b.handle_input(&now(), &wire), wire.len());
                 let t2 = timed.then(Instant::now);
                 // Acknowledges placed messages, now and then, or completions are held back.

@@ -542,7 +542,21 @@ impl Cq {
     }
 
     /// Lets feeders look directly: all, if they are few, or the one that brought all recent completions.
+    #[inline]
     pub fn make_progress(&self, direct: &Direct, in_earnest: bool) -> Coverage {
+        // The usual case is one feeder, polled millions of times a second.
+        let only = match self.feeders.read().list.as_slice() {
+            [one] if direct.few > 0 => Some(one.feeder.upgrade()),
+            _ => None,
+        };
+        match only {
+            Some(one) => one.map_or(Coverage::Complete, |one| one.make_progress(in_earnest)),
+            None => self.make_progress_of_many(direct, in_earnest),
+        }
+    }
+
+    #[inline(never)]
+    fn make_progress_of_many(&self, direct: &Direct, in_earnest: bool) -> Coverage {
         // Cloned, so that no lock is held here: a feeder calls observers, which take locks of their own.
         let feeders = self.feeders.read();
         if feeders.list.len() > direct.few {
@@ -552,12 +566,6 @@ impl Cq {
             let covered = favourite.make_progress(in_earnest);
             let others_wait = self.empty_polls.load(Ordering::Relaxed).is_multiple_of(direct.partial_every);
             return if others_wait { Coverage::Partial } else { covered };
-        }
-        // The usual case is one feeder, polled millions of times a second.
-        if let [one] = feeders.list.as_slice() {
-            let one = one.feeder.upgrade();
-            drop(feeders);
-            return one.map_or(Coverage::Complete, |one| one.make_progress(in_earnest));
         }
         let some: SmallVec<[Arc<dyn Feeder>; 4]> =
             feeders.list.iter().filter_map(|feeding| feeding.feeder.upgrade()).collect();

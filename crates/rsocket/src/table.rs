@@ -8,6 +8,7 @@ use std::collections::HashMap;
 use std::sync::atomic::{AtomicBool, AtomicU8, AtomicU32, Ordering};
 use std::sync::{Arc, Weak};
 
+use rustc_hash::FxHashMap;
 use rustix::io::Errno;
 use uwarp_process::{PerProcess, RwLock, forked};
 
@@ -48,7 +49,8 @@ static OWNER: AtomicU32 = AtomicU32::new(0);
 
 #[derive(Default)]
 struct Table {
-    entries: HashMap<i32, Entry>,
+    /// (The process's own numbers: nobody chooses them so that they collide.)
+    entries: FxHashMap<i32, Entry>,
     /// Upgraded sockets by inode. A socket has one stream, however many descriptors it has.
     inodes: HashMap<(u64, u64), i32>,
     /// Those whose stream goes on in the background after their close.

@@ -234,7 +234,10 @@ pub enum BenchWhat {
     /// Ping-pongs of 64 bytes where processors are few or slow: on one processor, beside a loop for each
     /// processor, and emulated by qemu-user, each beside raw TCP that spins and that blocks
     Crowded,
-    /// All of them except mpi, sockets and crowded
+    /// Instructions, locked instructions and copies of a message, at both ends and in all threads, counted by
+    /// callgrind of the package valgrind
+    Instructions,
+    /// All of them except mpi, sockets, crowded and instructions
     All,
 }
 

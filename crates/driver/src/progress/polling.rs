@@ -48,8 +48,6 @@ impl Poller {
         look_around: LookAround { polls: 0, until: LOOK_AROUND },
         yielding: Yielding { polls: 0, until: YIELD.1, tried: false, let_run: false },
     };
-    /// For a thread that is ending: keeps nothing, and looks around each time.
-    pub const ENDING: Self = Self { look_around: LookAround { polls: 0, until: 1 }, ..Self::NEW };
 }
 
 /// When a polling thread looks at all sockets.
@@ -99,6 +97,7 @@ pub(crate) struct Yielding {
 
 impl Yielding {
     /// Counts an empty poll; returns whether to yield.
+    #[inline]
     pub fn count(&mut self) -> bool {
         self.polls += 1;
         if self.polls < self.until {

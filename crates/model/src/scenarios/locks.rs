@@ -125,6 +125,18 @@ pub fn deregistering_waits_for_uses() {
             while cache.with(part, pd.id(), Access::REMOTE_WRITE, |_| used(&freed)).is_ok() {}
         })
     };
+    let several = {
+        let (freed, pd) = (freed.clone(), pd.clone());
+        start(move || {
+            let mut cache = MrCache::default();
+            let mut uses = 0..2;
+            while uses.all(|_| cache.with_more(part, pd.id(), Access::REMOTE_WRITE, |_| used(&freed)).is_ok())
+            {
+                cache.end_use();
+                uses = 0..2;
+            }
+        })
+    };
     let long = {
         let (freed, pd) = (freed.clone(), pd.clone());
         start(move || {
@@ -145,7 +157,7 @@ pub fn deregistering_waits_for_uses() {
     };
     mr.deregister();
     freed.store(true, Ordering::SeqCst);
-    [short, long, peer].into_iter().for_each(Thread::join);
+    [short, several, long, peer].into_iter().for_each(Thread::join);
     assert!(MrCache::default().find(part.stag).is_none());
 }
 

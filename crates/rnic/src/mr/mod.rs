@@ -263,8 +263,8 @@ impl Mr {
     }
 
     /// Invalidates the key and waits until no receive or send uses the memory any more (microseconds: no use
-    /// lasts longer than one system call). A second call does nothing. Returns false and does nothing while
-    /// memory windows are bound to the region.
+    /// lasts longer than one turn of a queue pair, or one system call). A second call does nothing. Returns
+    /// false and does nothing while memory windows are bound to the region.
     pub fn deregister(&self) -> bool {
         // Not whether it has windows now: the last one may have gone in between, by a peer's Send with
         // Invalidate, and the key would be good while the program frees the memory.
@@ -365,19 +365,22 @@ enum User {
 #[derive(Debug, Default)]
 pub struct MrCache {
     last: Option<Arc<Mr>>,
+    /// A use of `last` has begun ([`Self::with_more`]).
+    in_use: bool,
     user: User,
 }
 
 impl MrCache {
     /// For keys that the peer of this queue pair names. (The default is for keys in work requests.)
     pub fn of_peer(qpn: u32) -> Self {
-        Self { user: User::PeerOf(qpn), ..Self::default() }
+        Self { last: None, in_use: false, user: User::PeerOf(qpn) }
     }
 
     /// The region with this STag.
     pub fn find(&mut self, stag: u32) -> Option<&Arc<Mr>> {
         let hit = self.last.as_ref().is_some_and(|mr| mr.stag == stag && mr.valid.load(Ordering::Acquire));
         if !hit {
+            self.end_use();
             self.last = TABLE.find(stag);
         }
         self.last.as_ref()
@@ -416,6 +419,51 @@ impl MrCache {
                 return Ok(copy(seg));
             }
         }
+    }
+
+    /// As [`Self::with`], where more uses of the same region will follow soon: counting each of them costs as
+    /// much as a small copy. The region stays registered until [`Self::end_use`], which the caller calls
+    /// before it does anything that may wait for other threads.
+    #[inline]
+    pub fn with_more<T>(
+        &mut self,
+        part: Part,
+        pd: u32,
+        need: Access,
+        copy: impl FnOnce(MemSeg) -> T,
+    ) -> Result<T, AccessError> {
+        loop {
+            let user = self.user;
+            let mr = self.find(part.stag).ok_or(AccessError::InvalidStag)?;
+            mr.check_user(user)?;
+            let seg = mr.check(pd, part.to, part.len, need)?;
+            // (What is invalidated meanwhile is not found again, although it is still in use.)
+            if self.in_use || self.begin_use() {
+                return Ok(copy(seg));
+            }
+        }
+    }
+
+    fn begin_use(&mut self) -> bool {
+        // Ended by `end_use`.
+        self.in_use = self.last.as_deref().and_then(ShortUse::begin).map(std::mem::forget).is_some();
+        self.in_use
+    }
+
+    /// The region may be deregistered from now on.
+    #[inline]
+    pub fn end_use(&mut self) {
+        if std::mem::take(&mut self.in_use)
+            && let Some(mr) = &self.last
+        {
+            mr.end_use();
+        }
+    }
+}
+
+impl Drop for MrCache {
+    fn drop(&mut self) {
+        self.end_use();
     }
 }
 
@@ -481,6 +529,29 @@ mod tests {
         assert_ne!(again.stag(), fewer.stag());
         again.deregister();
         assert_eq!(may(Access::REMOTE_READ), Err(AccessError::InvalidStag));
+    }
+
+    #[test]
+    fn several_uses_are_counted_as_one_until_they_end() {
+        let pd = Pd::new();
+        let regions = [0, 1].map(|_| Mr::register(&pd, 0x1000, 64, 0x1000, all()).unwrap());
+        let users = || [0, 1].map(|n: usize| regions[n].users.load(Ordering::SeqCst));
+        let mut cache = MrCache::default();
+        let touch = |cache: &mut MrCache, n: usize| {
+            let part = Part { stag: regions[n].stag(), to: 0x1000, len: 8 };
+            cache.with_more(part, pd.id(), Access::REMOTE_WRITE, |_| ())
+        };
+        assert_eq!([touch(&mut cache, 0), touch(&mut cache, 0)], [Ok(()); 2]);
+        assert_eq!(users(), [1, 0]);
+        assert_eq!(touch(&mut cache, 1), Ok(()));
+        assert_eq!(users(), [0, 1], "one region at a time");
+        regions[1].invalidate();
+        assert_eq!(touch(&mut cache, 1), Err(AccessError::InvalidStag));
+        assert_eq!(users(), [0, 0]);
+        assert_eq!(touch(&mut cache, 0), Ok(()));
+        drop(cache);
+        assert_eq!(users(), [0, 0]);
+        regions[0].deregister();
     }
 
     #[test]

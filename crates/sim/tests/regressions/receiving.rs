@@ -70,7 +70,7 @@ fn a_terminate_in_the_middle_of_a_direct_placement_quotes_the_header() {
     let used = b.handle_input(&Now::unread(), &bytes[..5000]);
     assert_eq!(used, 5000, "it is placed directly");
     duo.mr[1].deregister();
-    let _ = duo.world.end(B).core.rx_plan(&[], 131_072);
+    let _ = duo.world.end(B).core.rx_plan(&[], 131_072, &mut Default::default());
     duo.world.pump(B);
     let lines = duo.sent(B);
     assert!(lines[0].contains("(1/1/00) segment=") && lines[0].contains("[Write"), "{lines:?}");

@@ -15,8 +15,9 @@ use super::fabric::by_number::ByNumber;
 use super::fabric::crowd::Crowd;
 use super::fabric::datagram::Peers;
 use super::fabric::{Libraries, Link, Listener};
+use super::instructions::{callgrind, turns};
 use super::protocol::{
-    Answer, Failure, Figure, Job, Many, Order, Over, Pattern, Result, Role, Sockets, Wait, Work,
+    Answer, Counted, Failure, Figure, Job, Many, Order, Over, Pattern, Result, Role, Sockets, Wait, Work,
 };
 use super::raw::{Raw, Raws};
 use super::raw_many::RawCrowd;
@@ -102,8 +103,8 @@ impl End {
             }
             Order::Pin { core } => self.pin(core)?,
             Order::Run { job, role } => return self.job(job, role),
-            Order::Gather { listen, most } => {
-                let crowd = Crowd::new(self.libraries()?, listen, most)?;
+            Order::Gather { listen, most, shared_receives } => {
+                let crowd = Crowd::new(self.libraries()?, listen, most, shared_receives)?;
                 let mut raw = RawCrowd::default();
                 let port = listen.map_or(Ok(0), |address| raw.listen(address))?;
                 let answer = Answer::Listening { raw: port, rdma: crowd.port };
@@ -113,6 +114,9 @@ impl End {
             Order::Many(many) => return self.many(many),
             Order::Peers { count, role, most } => return self.peers(count as usize, role, most as usize),
             Order::Sockets(order) => return self.sockets(order),
+            Order::Count { what, role, messages } => self.count(what, role, messages)?,
+            Order::CountAll { begin: true } => callgrind::begin(),
+            Order::CountAll { begin: false } => callgrind::end(),
         }
         Ok(Answer::Done)
     }
@@ -230,6 +234,18 @@ impl End {
             }
         }
         Ok(Answer::Done)
+    }
+
+    fn count(&mut self, what: Counted, role: Role, messages: u32) -> Result<()> {
+        let (raws, link) = self.connected.as_mut().ok_or_else(|| Failure::new("not connected"))?;
+        let raw = &mut raws.system;
+        let datagrams = what == Counted::Datagram;
+        if datagrams && self.datagrams.is_none() {
+            self.datagrams = Some(link.datagrams(raw)?);
+        }
+        let link = self.datagrams.as_ref().filter(|_| datagrams).unwrap_or(link);
+        let crowd = self.crowds.as_ref().map(|(_, crowd)| crowd);
+        turns::count((link, crowd), raw, what, role, messages)
     }
 
     fn peers(&mut self, count: usize, role: Role, most: usize) -> Result<Answer> {

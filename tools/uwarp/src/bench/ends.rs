@@ -34,6 +34,8 @@ pub enum Setting {
     /// Programs and library are emulated by qemu-user, so each of their instructions takes many; the system's
     /// do not.
     Emulated,
+    /// Under callgrind, which counts instructions. `VALGRIND_OPTS` has its options.
+    Counted,
 }
 
 /// Two connected processes.
@@ -46,7 +48,8 @@ pub struct Ends {
 }
 
 /// Added to the time that an order takes by itself.
-const PATIENCE: Duration = Duration::from_secs(15);
+pub const PATIENCE: Duration = Duration::from_secs(15);
+const VALGRIND: &str = "valgrind";
 
 impl Ends {
     /// Starts both with `environment` added to our own, and connects them over raw TCP and over uwarp.
@@ -74,8 +77,9 @@ impl Ends {
         place: Place,
         environment: &[(&'static str, OsString)],
         carrier: Carrier,
+        setting: Setting,
     ) -> Result<Ends> {
-        let mut ends = Ends::apart(place, environment, Setting::Quiet)?;
+        let mut ends = Ends::apart(place, environment, setting)?;
         let address = ends.address;
         let listen = Order::Sockets(Sockets::Listen { carrier, address });
         let Answer::Listening { raw, .. } = ends.passive.request(&listen, PATIENCE)? else {
@@ -143,6 +147,11 @@ impl Ends {
         self.both(&passive, &Order::Run { job, role: Role::Active }, patience).map(|(_, active)| active)
     }
 
+    /// Their process ids: the active end's and the passive end's.
+    pub fn processes(&self) -> [u32; 2] {
+        [self.active.child.id(), self.passive.child.id()]
+    }
+
     /// Gives an order to each end; their answers, the passive end's first.
     pub fn both(&mut self, passive: &Order, active: &Order, patience: Duration) -> Result<(Answer, Answer)> {
         self.passive.send(passive)?;
@@ -188,6 +197,11 @@ impl End {
                 command.arg(executable);
                 command
             }
+            Setting::Counted => {
+                let mut command = Command::new(VALGRIND);
+                command.args(["--tool=callgrind", "-q", "--fair-sched=yes"]).arg(executable);
+                command
+            }
             _ => Command::new(executable),
         };
         command.arg("bench-end").stdin(Stdio::piped()).stdout(Stdio::piped());
@@ -198,6 +212,9 @@ impl End {
         let mut child = command.spawn().map_err(|error| match setting {
             Setting::Emulated if error.kind() == std::io::ErrorKind::NotFound => {
                 Failure(format!("there is no {emulator} here: install the package qemu-user"))
+            }
+            Setting::Counted if error.kind() == std::io::ErrorKind::NotFound => {
+                Failure(format!("there is no {VALGRIND} here: install the package valgrind"))
             }
             _ => Failure(format!("cannot start a measuring process: {error}")),
         })?;

@@ -31,7 +31,7 @@ use uwarp_abi_types::verbs::{
     IBV_QPT_RC, IBV_SEND_INLINE, IBV_SEND_SIGNALED, IBV_WC_SUCCESS, IBV_WR_ATOMIC_FETCH_AND_ADD,
     IBV_WR_RDMA_READ, IBV_WR_RDMA_WRITE, IBV_WR_SEND, ibv_ah, ibv_ah_attr, ibv_comp_channel, ibv_context,
     ibv_context_ops, ibv_cq, ibv_device, ibv_gid, ibv_mr, ibv_pd, ibv_qp, ibv_qp_attr, ibv_qp_init_attr,
-    ibv_recv_wr, ibv_send_wr, ibv_sge, ibv_wc,
+    ibv_recv_wr, ibv_send_wr, ibv_sge, ibv_srq, ibv_srq_init_attr, ibv_wc,
 };
 
 use super::protocol::{Failure, LARGEST, Result, Verb};
@@ -75,6 +75,7 @@ pub struct Libraries {
     create_verbs_qp: unsafe extern "C" fn(*mut ibv_pd, *mut ibv_qp_init_attr) -> *mut ibv_qp,
     modify_qp: unsafe extern "C" fn(*mut ibv_qp, *mut ibv_qp_attr, c_int) -> c_int,
     destroy_verbs_qp: unsafe extern "C" fn(*mut ibv_qp) -> c_int,
+    create_srq: unsafe extern "C" fn(*mut ibv_pd, *mut ibv_srq_init_attr) -> *mut ibv_srq,
     create_event_channel: unsafe extern "C" fn() -> *mut rdma_event_channel,
     create_id: unsafe extern "C" fn(*mut rdma_event_channel, *mut *mut rdma_cm_id, *mut c_void, u32) -> c_int,
     bind_addr: unsafe extern "C" fn(*mut rdma_cm_id, *mut libc::sockaddr) -> c_int,
@@ -124,6 +125,7 @@ impl Libraries {
                 create_verbs_qp: symbol(verbs, c"ibv_create_qp")?,
                 modify_qp: symbol(verbs, c"ibv_modify_qp")?,
                 destroy_verbs_qp: symbol(verbs, c"ibv_destroy_qp")?,
+                create_srq: symbol(verbs, c"ibv_create_srq")?,
                 create_event_channel: symbol(cm, c"rdma_create_event_channel")?,
                 create_id: symbol(cm, c"rdma_create_id")?,
                 bind_addr: symbol(cm, c"rdma_bind_addr")?,

@@ -69,8 +69,8 @@ impl Pair {
         let mut ends = Ends::start(place, &[], Setting::Quiet)?;
         let address: IpAddr = ends.address;
         let listening = ends.both(
-            &Order::Gather { listen: Some(address), most },
-            &Order::Gather { listen: None, most },
+            &Order::Gather { listen: Some(address), most, shared_receives: false },
+            &Order::Gather { listen: None, most, shared_receives: false },
             PATIENCE,
         )?;
         let Answer::Listening { raw, rdma } = listening.0 else { return Err(out_of_turn()) };

@@ -16,6 +16,7 @@ mod ends;
 mod fabric;
 mod flow;
 mod fused;
+mod instructions;
 mod machine;
 mod many;
 mod mpi;
@@ -65,6 +66,7 @@ pub fn run(args: &BenchArgs) -> ExitCode {
         return ExitCode::from(USAGE);
     }
     let measured = match args.what {
+        BenchWhat::Instructions => place(args).and_then(|place| instructions::run(args, place)),
         BenchWhat::Sockets => place(args).and_then(|place| sockets::run(args, place)),
         _ => measure(args).and_then(|report| {
             if let Some(file) = &args.plot {

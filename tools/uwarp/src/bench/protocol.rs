@@ -69,6 +69,8 @@ pub enum Order {
     Gather {
         listen: Option<IpAddr>,
         most: u32,
+        /// Receives are those of a shared receive queue.
+        shared_receives: bool,
     },
     Many(Many),
     /// Exchange datagrams with `count` peers over one datagram queue pair, or be these peers; `most` is the
@@ -79,6 +81,31 @@ pub enum Order {
         most: u32,
     },
     Sockets(Sockets),
+    /// Under callgrind: carry out this many and count them.
+    Count {
+        what: Counted,
+        role: Role,
+        messages: u32,
+    },
+    /// Under callgrind: count everything that happens from now on, or write it down.
+    CountAll {
+        begin: bool,
+    },
+}
+
+/// What is counted step by step.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub enum Counted {
+    /// Polls of a completion queue that find nothing.
+    EmptyPolls,
+    /// A Send and a Send that answers it.
+    Message { size: u32 },
+    /// A datagram of 64 bytes and one that answers it.
+    Datagram,
+    /// A list of Writes of 64 bytes.
+    Writes,
+    /// A Send of 64 bytes and its answer on one of many connections, each in turn.
+    Crowd,
 }
 
 /// For `uwarp bench sockets`: one connection for each process.

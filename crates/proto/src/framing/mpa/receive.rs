@@ -48,6 +48,7 @@ impl Receiver {
         }
     }
 
+    #[inline]
     pub(in super::super) fn plan(&mut self, left_over: &[u8], buffer: usize) -> usize {
         let need = if self.markers.is_some() { 0 } else { frame_len(left_over).unwrap_or(0) };
         let max = if self.exact_reads > 0 {

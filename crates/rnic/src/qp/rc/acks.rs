@@ -136,6 +136,7 @@ impl Stream {
     /// A poll found nothing: the program has nothing to send at present. `unpolled`: completions of its
     /// messages that wait to be polled. What is due is sent by the next [`super::RcCore::build`], unless the
     /// program is likely to answer in a moment. Returns whether anything is due.
+    #[inline]
     pub(super) fn polled_in_vain(&mut self, unpolled: u32) -> bool {
         let mut due = false;
         if self.ack_timing != AckTiming::Now && self.owes_ack() {

@@ -383,6 +383,7 @@ impl RcCore {
     /// A poll of the program found nothing. Returns whether the next [`Self::poll_transmit`] sends an
     /// acknowledgement or a request for one because of that. It does not while the program is likely to send
     /// something in a moment.
+    #[inline]
     pub fn polled_in_vain(&mut self) -> bool {
         let unpolled = self.shell.sq.unpolled();
         self.stream.as_mut().is_some_and(|stream| stream.polled_in_vain(unpolled))

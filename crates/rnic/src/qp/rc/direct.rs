@@ -25,11 +25,9 @@ pub enum RxPlan {
         /// Left-over bytes included.
         max: usize,
     },
-    /// Into registered memory first (`place`), then up to `tail` bytes into the owner's buffer. Report with
-    /// [`RcCore::direct_received`].
+    /// Into registered memory first, the places that were added to the list, then up to `tail` bytes into the
+    /// owner's buffer. The memory is in use until [`RcCore::direct_received`] is called.
     Direct {
-        /// Where to; the memory is in use until reported.
-        place: SmallVec<[MemSeg; 4]>,
         /// Bytes wanted after it.
         tail: usize,
     },
@@ -39,23 +37,31 @@ pub enum RxPlan {
 
 impl RcCore {
     /// Where the next received bytes should go. `left_over`: the bytes in the owner's buffer that are not
-    /// consumed. `buffer`: the size of that buffer.
+    /// consumed. `buffer`: the size of that buffer. `place`: an empty list.
     #[inline]
-    pub fn rx_plan(&mut self, left_over: &[u8], buffer: usize) -> RxPlan {
+    pub fn rx_plan(&mut self, left_over: &[u8], buffer: usize, place: &mut SmallVec<[MemSeg; 4]>) -> RxPlan {
         let Some(stream) = &mut self.stream else { return RxPlan::Stop };
         if stream.closing.is_some() || stream.stalled {
             return RxPlan::Stop;
         }
-        let Some(mut direct) = stream.direct.take() else {
+        if stream.direct.is_none() {
             return RxPlan::Stage { max: stream.receiver.plan(left_over, buffer) };
+        }
+        self.plan_directly(buffer, place)
+    }
+
+    /// Large: kept out of the way of what is received at every poll.
+    #[inline(never)]
+    fn plan_directly(&mut self, buffer: usize, place: &mut SmallVec<[MemSeg; 4]>) -> RxPlan {
+        let Some(mut direct) = self.stream.as_mut().and_then(|stream| stream.direct.take()) else {
+            return RxPlan::Stop;
         };
         let (left, tail) = (direct.rest.payload(), direct.rest.behind());
-        let mut place = SmallVec::new();
         if left > 0 {
             // Checked again for every receive: the region may have been deregistered in between.
             let placed = direct.segment.payload_len.saturating_sub(left);
             match self.pin(&direct.segment, placed, left, &mut direct.pins) {
-                Ok(found) => place = found,
+                Ok(found) => *place = found,
                 Err(fault) => {
                     self.fault(fault, Some(OffendingSegment::new(&direct.segment).get()));
                     return RxPlan::Stop;
@@ -65,11 +71,7 @@ impl RcCore {
         if let Some(stream) = &mut self.stream {
             stream.direct = Some(direct);
         }
-        if place.is_empty() {
-            RxPlan::Stage { max: buffer.min(tail) }
-        } else {
-            RxPlan::Direct { place, tail }
-        }
+        if place.is_empty() { RxPlan::Stage { max: buffer.min(tail) } } else { RxPlan::Direct { tail } }
     }
 
     /// `n` bytes were received into the places of the last [`RxPlan::Direct`] (zero if it failed).

@@ -118,6 +118,19 @@ impl RcCore {
     /// Handles received bytes; returns how many were consumed. The rest must be at the beginning of the next
     /// call's input.
     pub fn handle_input(&mut self, now: &Now, input: &[u8]) -> usize {
+        let used = self.frames(now, input);
+        self.end_uses();
+        used
+    }
+
+    /// Nothing of registered memory is in use any more, except by what is queued or received directly.
+    #[inline]
+    pub(super) fn end_uses(&mut self) {
+        self.remote.end_use();
+        self.shell.local.end_use();
+    }
+
+    fn frames(&mut self, now: &Now, input: &[u8]) -> usize {
         let mut used = 0;
         let mut scratch = Vec::new();
         while let Some(stream) = &mut self.stream {
@@ -254,6 +267,7 @@ impl RcCore {
             Delivery::Immediate => self.immediate(segment, payload, written),
             _ => self.place(segment, 0, payload).and_then(|()| self.deliver(segment, false)),
         };
+        self.end_uses();
         if let Err(fault) = done {
             self.fault(fault, Some((ulpdu, u16::try_from(ulpdu.len()).unwrap_or(u16::MAX))));
         }
@@ -264,7 +278,7 @@ impl RcCore {
     pub(super) fn place(&mut self, segment: &Segment, skip: usize, payload: &[u8]) -> Result<(), Fault> {
         let mut rest = payload;
         self.locate(segment, skip, payload.len(), |cache, part, pd, need| {
-            let n = cache.with(part, pd, need, |seg| mem::copy_in(seg, rest))??;
+            let n = cache.with_more(part, pd, need, |seg| mem::copy_in(seg, rest))??;
             rest = rest.get(n..).unwrap_or(&[]);
             Ok(())
         })
@@ -453,6 +467,8 @@ impl RcCore {
                 let key =
                     self.shell.sq.slot(number).and_then(|s| self.shell.sq.sges(s).next()).map(|sge| sge.lkey);
                 if let Some(key) = key {
+                    // Invalidating waits for those who use the region.
+                    self.end_uses();
                     // The key was valid when the Read began; if it is already invalid, that is the wanted
                     // result.
                     let _ = mr::invalidate(key, self.shell.pd.id(), self.shell.qpn);

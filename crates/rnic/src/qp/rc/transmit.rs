@@ -175,6 +175,11 @@ impl RcCore {
     #[inline]
     pub(super) fn build(&mut self) {
         self.check_overflow();
+        self.build_frames();
+        self.end_uses();
+    }
+
+    fn build_frames(&mut self) {
         loop {
             let Some(stream) = &mut self.stream else { return };
             stream.tx.all_cut = false;
@@ -367,7 +372,9 @@ impl RcCore {
     }
 
     /// Carries out a work request about a key of this end; it sends nothing.
-    pub(super) fn change_key(&self, op: SendOp) -> Result<(), mr::AccessError> {
+    pub(super) fn change_key(&mut self, op: SendOp) -> Result<(), mr::AccessError> {
+        // It waits for those who use the region.
+        self.end_uses();
         let (pd, qpn) = (&self.shell.pd, self.shell.qpn);
         match op {
             SendOp::LocalInvalidate { stag } => mr::invalidate(stag, pd.id(), qpn),
@@ -439,15 +446,15 @@ impl RcCore {
         stream.answered = true;
         stream.hold.sent();
         stream.look_past_waiting();
-        let Some(policy) = self.shell.sq.slot(number).map(|slot| AckPolicy::of(slot, &self.shell)) else {
-            return;
-        };
         // A slot that has failed meanwhile keeps its failure.
-        let Some(slot) = self.shell.sq.slot_mut(number).filter(|s| s.phase == Phase::Posted) else { return };
+        let slot = self.shell.sq.slot(number).filter(|slot| slot.phase == Phase::Posted);
+        let Some(slot) = slot else { return };
         if let SendOp::WriteImmediate { imm, .. } = slot.op {
+            let policy = AckPolicy::of(slot, &self.shell);
             stream.emit_immediate(imm, slot.flags.contains(SendFlags::SOLICITED), policy);
         }
-        slot.phase = Phase::Sent { end: stream.out.queued(), message: stream.tx.messages };
+        let phase = Phase::Sent { end: stream.out.queued(), message: stream.tx.messages };
+        self.mark(number, phase);
     }
 
     pub(super) fn mark(&mut self, number: u64, phase: Phase) {
@@ -522,7 +529,7 @@ fn emit_parts(
     if !promised || !stream.sender.takes_reference(segment) {
         return stream.emit_staged(segment, |buf, mut crc| {
             for part in parts {
-                cache.with(part, pd, need, |seg| match crc.as_deref_mut() {
+                cache.with_more(part, pd, need, |seg| match crc.as_deref_mut() {
                     Some(crc) => mem::copy_out_with_crc(seg, buf, crc),
                     None => mem::copy_out(seg, buf),
                 })??;

@@ -31,6 +31,8 @@ pub struct Crowd {
     /// When each one that is being set up began.
     begun: Vec<Instant>,
     most: u32,
+    /// Receives are posted to a shared receive queue.
+    shared_receives: bool,
 }
 
 /// What the connections share.
@@ -40,6 +42,8 @@ pub(super) struct Shared {
     mr: *mut ibv_mr,
     pub(super) send_cq: *mut ibv_cq,
     pub(super) receive_cq: *mut ibv_cq,
+    /// Null: each has receives of its own.
+    srq: *mut ibv_srq,
     memory: &'static [Line],
 }
 
@@ -59,7 +63,12 @@ struct CmEvent {
 
 impl Crowd {
     /// For up to `most` connections at a time; listens if an address is given.
-    pub fn new(libraries: &'static Libraries, listen: Option<IpAddr>, most: u32) -> Result<Crowd> {
+    pub fn new(
+        libraries: &'static Libraries,
+        listen: Option<IpAddr>,
+        most: u32,
+        shared_receives: bool,
+    ) -> Result<Crowd> {
         // SAFETY: takes nothing.
         let channel = unsafe { (libraries.create_event_channel)() };
         if channel.is_null() {
@@ -75,6 +84,7 @@ impl Crowd {
             members: Vec::with_capacity(most as usize),
             begun: Vec::with_capacity(most as usize),
             most,
+            shared_receives,
         };
         if let Some(address) = listen {
             let id = crowd.new_id(0)?;
@@ -233,6 +243,24 @@ impl Crowd {
         Ok(())
     }
 
+    /// One message on this connection, signalled.
+    pub fn send_on(&self, one: u32) -> Result<()> {
+        let (shared, member) = self.member(one)?;
+        shared.send(member.qp, one as usize)
+    }
+
+    /// Takes a received message, if there is one, and posts its receive again.
+    pub fn take_one(&self) -> Result<bool> {
+        let (shared, _) = self.member(0)?;
+        Ok(self.take(shared)? > 0)
+    }
+
+    /// Takes completions of Sends, if there are some.
+    pub fn poll_sends(&self) -> Result<()> {
+        let (shared, _) = self.member(0)?;
+        shared.reap(shared.send_cq, done).map(drop)
+    }
+
     fn take(&self, shared: &Shared) -> Result<usize> {
         shared.reap(shared.receive_cq, |completion| {
             done(completion)?;
@@ -379,7 +407,11 @@ impl Crowd {
     fn create_qp(&mut self, id: *mut rdma_cm_id, index: usize) -> Result<Offer> {
         if self.shared.is_none() {
             // SAFETY: an id that is resolved or requested has an open context.
-            self.shared = Some(Shared::new(self.libraries, unsafe { (*id).verbs }, self.most)?);
+            let mut shared = Shared::new(self.libraries, unsafe { (*id).verbs }, self.most)?;
+            if self.shared_receives {
+                shared.share_receives(self.libraries, self.most)?;
+            }
+            self.shared = Some(shared);
         }
         let Some(shared) = &self.shared else { return Err(Failure::new("no context")) };
         let mut init = shared.wanted_queue_pair();
@@ -456,7 +488,18 @@ impl Shared {
             return Err(last("ibv_reg_mr"));
         }
         // SAFETY: the context is open, and has its table of functions.
-        Ok(Shared { ops: unsafe { (*context).ops }, pd, mr, send_cq, receive_cq, memory })
+        let ops = unsafe { (*context).ops };
+        Ok(Shared { ops, pd, mr, send_cq, receive_cq, srq: ptr::null_mut(), memory })
+    }
+
+    fn share_receives(&mut self, libraries: &Libraries, most: u32) -> Result<()> {
+        // SAFETY: null pointers and zeros are values of all fields.
+        let mut init: ibv_srq_init_attr = unsafe { mem::zeroed() };
+        init.attr.max_wr = most.saturating_mul(DEPTH);
+        init.attr.max_sge = 1;
+        // SAFETY: the domain is ours; `init` outlives the call.
+        self.srq = unsafe { (libraries.create_srq)(self.pd, &mut init) };
+        if self.srq.is_null() { Err(last("ibv_create_srq")) } else { Ok(()) }
     }
 
     pub(super) fn wanted_queue_pair(&self) -> ibv_qp_init_attr {
@@ -464,6 +507,7 @@ impl Shared {
         let mut init: ibv_qp_init_attr = unsafe { mem::zeroed() };
         init.send_cq = self.send_cq;
         init.recv_cq = self.receive_cq;
+        init.srq = self.srq;
         init.qp_type = IBV_QPT_RC;
         init.cap.max_send_wr = DEPTH;
         init.cap.max_recv_wr = DEPTH;
@@ -518,6 +562,11 @@ impl Shared {
         let mut request =
             ibv_recv_wr { wr_id: index as u64, next: ptr::null_mut(), sg_list: &mut element, num_sge: 1 };
         let mut bad = ptr::null_mut();
+        if !self.srq.is_null() {
+            let Some(post_srq_recv) = self.ops.post_srq_recv else { return Err(absent("post_srq_recv")) };
+            // SAFETY: as above.
+            return check("ibv_post_srq_recv", unsafe { post_srq_recv(self.srq, &mut request, &mut bad) });
+        }
         let Some(post_recv) = self.ops.post_recv else { return Err(absent("post_recv")) };
         // SAFETY: as above.
         check("ibv_post_recv", unsafe { post_recv(qp, &mut request, &mut bad) })

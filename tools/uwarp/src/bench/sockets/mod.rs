@@ -15,7 +15,7 @@ use std::time::Duration;
 use comfy_table::Table;
 use serde::Serialize;
 
-use super::ends::{Ends, Place, out_of_turn};
+use super::ends::{Ends, Place, Setting, out_of_turn};
 use super::machine::Machine;
 use super::plot::{Page, Panel, Scale, Series};
 use super::protocol::{Answer, Carrier, Failure, Figure, Order, Pattern, Result, Role, Sockets};
@@ -231,7 +231,7 @@ fn lines(place: Place, libdir: &Path) -> Result<Vec<Line>> {
                 environment.push(("UWARP_SOCKETS", rules.into()));
                 preload::add(&mut environment, &library);
             }
-            let ends = Ends::with_sockets(place, &environment, way.carrier);
+            let ends = Ends::with_sockets(place, &environment, way.carrier, Setting::Quiet);
             lines.push(Line { id, title, way, crc: on, ends });
         }
     }
