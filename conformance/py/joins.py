@@ -47,8 +47,9 @@ def bell():
 
 def link(name):
     made = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-    made.settimeout(PATIENCE)
+    # Waits, while many others do the same.
     made.connect("\0" + name)
+    made.settimeout(PATIENCE)
     return made
 
 
