@@ -35,7 +35,7 @@ impl Fading {
     fn look(&self) {
         let Some(token) = self.token.get() else { return };
         let mut slabs = self.slabs.lock();
-        let (left, used) = std::mem::take(&mut *slabs).into_iter().partition(|slab| has_no_streams(slab));
+        let (left, used) = std::mem::take(&mut *slabs).into_iter().partition(has_no_streams);
         *slabs = used;
         let is_over = slabs.is_empty();
         drop(slabs);
