@@ -1,5 +1,5 @@
-//! Two programs on one host over the memory that they share (`UWARP_LINK`), and who must not share it: another
-//! user, a program behind a proxy, whoever has not seen the connection.
+//! Two programs on one host over the memory that they share (`UWARP_LINK`), and who must not share it:
+//! another user, a program behind a proxy, whoever has not seen the connection.
 
 use std::io::copy;
 use std::net::{Shutdown, TcpListener, TcpStream};

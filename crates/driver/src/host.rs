@@ -6,10 +6,10 @@
 //!   memory: the initiator's first frame; or TCP, if there was no answer
 //! ```
 //!
-//! The initiator alone decides, with its first frame: its link is [held](Qp::attach_held) until it has an answer
-//! or the time is over. The responder keeps both: it has attached the connection with its reply, and a lane
-//! that it has granted waits beside it ([`Granted`]) until a byte comes over one of the two. So nothing is
-//! ambiguous, and no thread waits.
+//! The initiator alone decides, with its first frame: its link is [held](Qp::attach_held) until it has an
+//! answer or the time is over. The responder keeps both: it has attached the connection with its reply, and a
+//! lane that it has granted waits beside it ([`Granted`]) until a byte comes over one of the two. So nothing
+//! is ambiguous, and no thread waits.
 //!
 //! The proof that both ends are on this host, and who they are: the nonce went over the TCP connection alone,
 //! and counts once; the Unix socket says which user asks, and which one answers; and the connection's ends,
@@ -64,8 +64,8 @@ pub struct Neighbours {
     asking: Mutex<HashMap<[u8; 16], Known>, 9>,
 }
 
-/// A queue pair has got a stream of which the two processes may settle the link: an initiator's is settled from
-/// now on, and a responder's initiator may ask.
+/// A queue pair has got a stream of which the two processes may settle the link: an initiator's is settled
+/// from now on, and a responder's initiator may ask.
 pub fn begin(qp: &Arc<Qp>, number: StreamNumber, negotiated: &Negotiated) {
     let Some(host) = negotiated.host else { return };
     let unsettled = Unsettled { qp: Arc::downgrade(qp), number };

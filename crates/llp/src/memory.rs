@@ -8,16 +8,16 @@
 //! ```
 //!
 //! A [`slab`] has 64 [`lane`]s. Each end of a lane writes bytes into a ring of its own, and what it says into
-//! a line of its own ([`ledger`]). Who has said something new sets the lane's bit in the peer's ready word; if
-//! a thread of the peer's sleeps, which its [`board`] shows, it rings the peer's [`bell`].
+//! a line of its own ([`ledger`]). Who has said something new sets the lane's bit in the peer's ready word;
+//! if a thread of the peer's sleeps, which its [`board`] shows, it rings the peer's [`bell`].
 //!
-//! The peer is a process that may do anything to this memory: each word is copied, then checked, and bytes are
-//! only copied. What it can spoil is its own streams.
+//! The peer is a process that may do anything to this memory: each word is copied, then checked, and bytes
+//! are only copied. What it can spoil is its own streams.
 //!
-//! Rejected: one ring for all queue pairs of two processes, because one receiver that stands still would block
-//! all; a memfd for each queue pair, because of descriptors and of something that must say which has news;
-//! headers of records in the ring, because a plain stream of bytes says all that the stream's frames say
-//! already, and headers would be one more thing to believe.
+//! Rejected: one ring for all queue pairs of two processes, because one receiver that stands still would
+//! block all; a memfd for each queue pair, because of descriptors and of something that must say which has
+//! news; headers of records in the ring, because a plain stream of bytes says all that the stream's frames
+//! say already, and headers would be one more thing to believe.
 
 pub mod bell;
 pub mod board;

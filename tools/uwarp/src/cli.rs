@@ -307,8 +307,8 @@ pub struct RunOptions {
     #[arg(long, value_name = "auto|on|off", env = "UWARP_ASK", hide_env_values = true, ignore_case = true)]
     pub ask: Option<Ask>,
     /// What carries streams to peers on the same host. tcp: their TCP connection; memory: memory that the two
-    /// processes share, and a connection without it fails; auto: memory where both ends can, otherwise TCP, and
-    /// `uwarp stat` says why [default: tcp]
+    /// processes share, and a connection without it fails; auto: memory where both ends can, otherwise TCP,
+    /// and `uwarp stat` says why [default: tcp]
     #[arg(
         long,
         value_name = "auto|tcp|memory",

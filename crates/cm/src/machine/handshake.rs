@@ -101,8 +101,8 @@ impl Handshake {
         Ok(handshake)
     }
 
-    /// Waits for a request. `limit` begins now; it counts again for sending the reply. `offer`: what the reply
-    /// says of this process.
+    /// Waits for a request. `limit` begins now; it counts again for sending the reply. `offer`: what the
+    /// reply says of this process.
     pub fn await_request(
         now: &Now,
         limit: Option<Duration>,

@@ -6,10 +6,10 @@
 //!
 //! Why nothing is lost: (1) The bit was set already: whoever clears it does so later, and then looks at the
 //! lane; the fence in [`tell`] puts the news before the look at the bit. (2) The bit was set now, after the
-//! sleeper's last look: its `enter` came before that look, so the board shows a sleeper, and its epoch is new,
-//! because every `enter` and every `leave` changes it: the bell rings. (3) A thread wakes and goes back to
-//! the program while another one still sleeps: its `leave` has changed the epoch, so the next news ring again.
-//! The search in `tests/order.rs` fails without the fence, and without the new epoch.
+//! sleeper's last look: its `enter` came before that look, so the board shows a sleeper, and its epoch is
+//! new, because every `enter` and every `leave` changes it: the bell rings. (3) A thread wakes and goes back
+//! to the program while another one still sleeps: its `leave` has changed the epoch, so the next news ring
+//! again. The search in `tests/order.rs` fails without the fence, and without the new epoch.
 
 use crate::sync::{AtomicU64, Ordering, fence};
 
