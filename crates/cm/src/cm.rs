@@ -131,6 +131,7 @@ fn responder_policy(nic: &Nic) -> ResponderPolicy {
         markers: config.markers,
         know_peers: config.find_uwarp_peers,
         max_ird: max_depth(nic),
+        host: nic.host_key(),
     }
 }
 

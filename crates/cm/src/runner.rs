@@ -39,6 +39,7 @@ use std::time::Instant;
 
 use rustix::io::Errno;
 use smallvec::SmallVec;
+use uwarp_driver::host::{self, Neighbours};
 use uwarp_driver::{
     Alarm, Attended, Disconnect, Engine, Qp, Readiness, Source, StreamNumber, StreamObserver, Token,
 };
@@ -501,10 +502,17 @@ impl<M: Machine + 'static, E: Environment<M>> Runner<M, E> {
         let params = self.env.stream_params(&qp, said, param);
         tracing::debug!(qpn = qp.qpn(), ?params, "attach");
         let observer = Arc::new(StreamHook { runner: Weak::clone(&self.me), conn, to });
+        let held = Neighbours::holds(said);
+        let link = set_up.into_link();
         let attached = match to {
-            Recipient::Own => qp.attach(set_up.into_link(), params, observer),
-            Recipient::Number { moves, .. } => qp.attach_awaited(set_up.into_link(), params, observer, moves),
+            Recipient::Own => qp.attach_held(link, params, observer, held),
+            Recipient::Number { moves, .. } => qp.attach_awaited(link, params, observer, moves, held),
         };
+        if let Ok(number) = attached
+            && said.host.is_some()
+        {
+            host::begin(&qp, number, said);
+        }
         attached.map_err(|(error, link)| (error, link.into_set_up()))
     }
 }

@@ -471,6 +471,7 @@ fn take_request(listener: &TcpListener) -> (TcpStream, Responder, Vec<u8>) {
         markers: false,
         know_peers: true,
         max_ird: 4,
+        host: None,
     });
     loop {
         let mut bytes = vec![0; responder.want()];

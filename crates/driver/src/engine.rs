@@ -4,7 +4,7 @@
 
 use std::collections::BTreeSet;
 use std::io;
-use std::os::fd::RawFd;
+use std::os::fd::{AsRawFd as _, RawFd};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -36,13 +36,18 @@ enum Reports {
     System(RawFd, Interest),
     /// By [`Engine::raise`].
     Itself,
+    /// By [`Engine::raise`]; the system reports input and the end of a descriptor beside it.
+    Both(RawFd),
     /// It has only a timer.
     Never,
 }
 
 impl Slot {
     fn fd(&self) -> Option<RawFd> {
-        if let Reports::System(fd, _) = self.reports { Some(fd) } else { None }
+        match self.reports {
+            Reports::System(fd, _) | Reports::Both(fd) => Some(fd),
+            Reports::Itself | Reports::Never => None,
+        }
     }
 }
 
@@ -184,14 +189,33 @@ impl Engine {
     /// Registers what reports in this way. A source that reports itself is not ready before it is
     /// [raised](Self::raise).
     pub fn register_watch(&self, watch: carrier::Watch<'_>, source: Arc<dyn Source>) -> io::Result<Token> {
-        match watch.descriptor() {
-            Some(fd) => self.register(fd, source),
-            None => Ok(self.insert(source, Reports::Itself)),
+        match watch {
+            carrier::Watch::Descriptor(fd) => self.register(fd.as_raw_fd(), source),
+            carrier::Watch::Itself => Ok(self.insert(source, Reports::Itself)),
+            carrier::Watch::Both(fd) => {
+                let fd = fd.as_raw_fd();
+                self.watched(fd, source, Reports::Both(fd), Interest::Input)
+            }
         }
     }
 
-    fn register_for(&self, fd: RawFd, source: Arc<dyn Source>, interest: Interest) -> io::Result<Token> {
-        let token = self.insert(source, Reports::System(fd, interest));
+    pub(crate) fn register_for(
+        &self,
+        fd: RawFd,
+        source: Arc<dyn Source>,
+        interest: Interest,
+    ) -> io::Result<Token> {
+        self.watched(fd, source, Reports::System(fd, interest), interest)
+    }
+
+    fn watched(
+        &self,
+        fd: RawFd,
+        source: Arc<dyn Source>,
+        reports: Reports,
+        interest: Interest,
+    ) -> io::Result<Token> {
+        let token = self.insert(source, reports);
         fork::track(fd);
         if let Err(e) = self.epoll.add(fd, token.0, interest) {
             self.remove(token);
@@ -265,7 +289,7 @@ impl Engine {
         match sources.get(token.index()).filter(|s| s.token == token).map(|s| s.reports) {
             // Fails only if the descriptor is closed already, or parked: then it is polled anyway.
             Some(Reports::System(fd, _)) => _ = self.epoll.rearm(fd, token.0, interest),
-            Some(Reports::Itself) => self.raise(token, Readiness::ANY),
+            Some(Reports::Itself | Reports::Both(_)) => self.raise(token, Readiness::ANY),
             Some(Reports::Never) | None => {}
         }
     }
@@ -286,7 +310,8 @@ impl Engine {
             return None;
         }
         let sources = self.sources.read();
-        let fd = sources.get(token.index()).filter(|s| s.token == token)?.fd()?;
+        let reports = sources.get(token.index()).filter(|s| s.token == token)?.reports;
+        let Reports::System(fd, _) = reports else { return None };
         self.epoll.delete(fd).ok()?;
         parked.push(token);
         Some(ParkMark(self.park_epoch.load(Ordering::Relaxed)))
@@ -561,6 +586,10 @@ impl Engine {
                 // Fails only if the descriptor is closed already, or parked: then it is polled anyway.
                 Reports::System(fd, _) => _ = self.epoll.rearm(fd, slot.token.0, Interest::InputAndRoom),
                 Reports::Itself => self.raise(slot.token, Readiness::ANY),
+                Reports::Both(fd) => {
+                    let _ = self.epoll.rearm(fd, slot.token.0, Interest::Input);
+                    self.raise(slot.token, Readiness::ANY);
+                }
                 Reports::Never => {}
             }
         }

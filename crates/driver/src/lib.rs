@@ -41,6 +41,8 @@ pub mod engine;
 pub mod event_loop;
 mod fork;
 mod held;
+pub mod host;
+pub mod lanes;
 mod lead;
 mod linger;
 mod lost_leads;

@@ -104,6 +104,8 @@ impl Linger {
     pub(crate) fn step(&self) {
         let mut guard = self.state.lock();
         let Some(state) = guard.as_mut() else { return };
+        // Its queue pair may have had the report.
+        state.link.look_at_end();
         let step = state.closing.step(Instant::now(), &mut state.link);
         let Step::Over(how) = step else {
             if step == Step::Again {

@@ -8,14 +8,18 @@ use std::sync::{Arc, Weak};
 
 use uwarp_llp::carrier::Bound;
 use uwarp_llp::udp::{self, Route};
+use uwarp_mem::shared::Refused;
 use uwarp_process::Mutex;
+use uwarp_proto::setup::HostKey;
 use uwarp_rnic::ah::port_of;
 use uwarp_rnic::qp::{Counters, Drops, MAX_MESSAGE, QpCaps, QpInit};
 use uwarp_rnic::{AsyncSink, VerbsError};
 
 use crate::background;
-use crate::config::Config;
+use crate::config::{Config, LinkChoice};
 use crate::engine::Engine;
+use crate::host::{Neighbours, Why};
+use crate::lanes::Lanes;
 use crate::pair::{QueuePair, WeakQueuePair};
 use crate::port::{Port, PortWatch};
 use crate::proofs::ProofObserver;
@@ -114,6 +118,10 @@ pub struct Nic {
     unclaimed: Arc<UnclaimedCounters>,
     /// Exists once an observer watches the port.
     watch: Mutex<Option<Arc<PortWatch>>, 8>,
+    /// Exists once a stream goes through memory.
+    lanes: Mutex<Option<Arc<Lanes>>, 8>,
+    /// Exists once this process may share memory with others.
+    neighbours: Mutex<Option<Result<Arc<Neighbours>, Why>>, 7>,
 }
 
 impl Nic {
@@ -128,12 +136,46 @@ impl Nic {
             departed: Mutex::default(),
             unclaimed: Arc::default(),
             watch: Mutex::default(),
+            lanes: Mutex::default(),
+            neighbours: Mutex::default(),
         }))
     }
 
     /// The engine.
     pub fn engine(&self) -> &Arc<Engine> {
         &self.engine
+    }
+
+    /// Streams through memory; an error if the system gives no memory for them.
+    pub fn lanes(&self) -> Result<Arc<Lanes>, Refused> {
+        let mut lanes = self.lanes.lock();
+        if let Some(known) = &*lanes {
+            return Ok(known.clone());
+        }
+        let started = Lanes::start(&self.engine)?;
+        *lanes = Some(started.clone());
+        Ok(started)
+    }
+
+    /// What this process shares with others of its host; `None`: it uses TCP, and a log line says why.
+    pub fn neighbours(&self) -> Option<Arc<Neighbours>> {
+        if Config::get().link == LinkChoice::Tcp {
+            return None;
+        }
+        let mut neighbours = self.neighbours.lock();
+        let known = neighbours.get_or_insert_with(|| {
+            let started = Neighbours::start(self);
+            if let Err(why) = &started {
+                tracing::info!("streams to this host use TCP: {why}");
+            }
+            started
+        });
+        known.as_ref().ok().cloned()
+    }
+
+    /// What responders offer to initiators on the same host.
+    pub fn host_key(&self) -> Option<HostKey> {
+        self.neighbours().map(|neighbours| neighbours.key())
     }
 
     /// From now on `sink` gets the events of `port`, as long as it lives. Their cookie is the port's number.

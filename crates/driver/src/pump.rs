@@ -402,7 +402,9 @@ impl Pump {
 /// The end of a turn: what the peer may see of it, it sees now.
 #[inline]
 fn flush<S: Surroundings>(core: &RcCore, around: &mut S) {
-    around.lower().flush(core.messages_placed(), core.messages_wanted());
+    if around.lower().flush(core.messages_placed(), core.messages_wanted()) {
+        around.again();
+    }
 }
 
 /// What the lower layer reports beside the bytes of the stream. (Where it reports nothing, this is no code.)

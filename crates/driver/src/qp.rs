@@ -16,7 +16,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Weak};
 use std::time::{Duration, Instant};
 
-use uwarp_llp::link::Caps;
+use uwarp_llp::link::{Caps, Kind};
 use uwarp_llp::{Link, LowerLayer as _};
 use uwarp_process::MutexGuard;
 use uwarp_rnic::cq::{Coverage, Feeder};
@@ -30,6 +30,7 @@ use uwarp_rnic::{RecvWr, SendWr, VerbsError};
 use crate::attended::Attended;
 use crate::engine::{Engine, ParkMark};
 use crate::fork::Uncancelled;
+use crate::host::{Neighbours, Why};
 use crate::linger::{self, Linger, Waiting};
 use crate::nic::Nic;
 use crate::observer::StreamObserver;
@@ -69,6 +70,9 @@ struct Inner {
     reporting: bool,
 }
 
+/// The addresses of a stream's connection (own, peer's), its link, and why that is TCP on one host.
+pub(crate) type Carried = ([Option<SocketAddr>; 2], Option<Kind>, Option<Why>);
+
 /// Which of a queue pair's streams.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct StreamNumber(u64);
@@ -95,6 +99,10 @@ struct Conn {
     observer: Arc<dyn StreamObserver>,
     /// The descriptor is not watched, because a thread polls it.
     parked: Option<ParkMark>,
+    /// It moves nothing until it is settled over which link.
+    held: bool,
+    /// Why it uses TCP, although the peer is on this host.
+    why_tcp: Option<Why>,
 }
 
 impl Timer {
@@ -372,13 +380,29 @@ impl Qp {
         uwarp
     }
 
-    /// Its state, its counters, and the addresses of its connection (own, peer's) if it has one.
-    pub(crate) fn look_at(&self) -> (QpState, Snapshot, [Option<SocketAddr>; 2]) {
+    /// Its state, its counters, and what carries its stream if it has one.
+    pub(crate) fn look_at(&self) -> (QpState, Snapshot, Carried) {
         let inner = self.inner.lock();
         let (state, snapshot) = (inner.core.query().state, inner.snapshot());
-        let addresses = inner.conn.as_ref().map_or([None, None], |conn| conn.link.addresses());
+        let carried = inner.conn.as_ref().map_or(([None, None], None, None), |conn| {
+            (conn.link.addresses(), Some(conn.link.kind()), conn.why_tcp)
+        });
         self.release(inner);
-        (state, snapshot, addresses)
+        (state, snapshot, carried)
+    }
+
+    pub(crate) fn neighbours(&self) -> Option<Arc<Neighbours>> {
+        self.shell.nic().neighbours()
+    }
+
+    /// The addresses of this stream's connection: its own, the peer's.
+    pub(crate) fn ends(&self, number: StreamNumber) -> Option<[SocketAddr; 2]> {
+        let inner = self.inner.lock();
+        let conn = inner.conn.as_ref().filter(|_| inner.streams == number);
+        let ends = conn.map(|conn| conn.link.addresses());
+        self.let_go(inner);
+        let [own, peer] = ends?;
+        Some([own?, peer?])
     }
 
     /// Gives the queue pair its stream. `link` must have received the set-up and nothing after it. Moves the
@@ -389,13 +413,25 @@ impl Qp {
         params: StreamParams,
         observer: Arc<dyn StreamObserver>,
     ) -> Result<StreamNumber, (VerbsError, Link)> {
+        self.attach_held(link, params, observer, false)
+    }
+
+    /// As [`Self::attach`]. If it is `held`, it moves nothing until [`Self::settle`] or
+    /// [`Self::stay_with_tcp`].
+    pub fn attach_held(
+        &self,
+        link: Link,
+        params: StreamParams,
+        observer: Arc<dyn StreamObserver>,
+        held: bool,
+    ) -> Result<StreamNumber, (VerbsError, Link)> {
         let mut inner = self.inner.lock();
-        let result = self.attach_locked(&mut inner, link, params, observer);
+        let result = self.attach_locked(&mut inner, link, params, observer, held);
         self.release(inner);
         result
     }
 
-    /// As [`Self::attach`], for the stream that it has waited for since this one of its moves to RTR
+    /// As [`Self::attach_held`], for the stream that it has waited for since this one of its moves to RTR
     /// ([`Self::awaits_stream`]).
     pub fn attach_awaited(
         &self,
@@ -403,10 +439,11 @@ impl Qp {
         params: StreamParams,
         observer: Arc<dyn StreamObserver>,
         moves: u32,
+        held: bool,
     ) -> Result<StreamNumber, (VerbsError, Link)> {
         let mut inner = self.inner.lock();
         let result = if inner.core.awaits_stream() == Some(moves) {
-            self.attach_locked(&mut inner, link, params, observer)
+            self.attach_locked(&mut inner, link, params, observer, held)
         } else {
             Err((VerbsError::Invalid("the queue pair does not wait for this stream"), link))
         };
@@ -420,6 +457,7 @@ impl Qp {
         link: Link,
         mut params: StreamParams,
         observer: Arc<dyn StreamObserver>,
+        held: bool,
     ) -> Result<StreamNumber, (VerbsError, Link)> {
         if inner.destroyed {
             return Err((VerbsError::Invalid("the queue pair is destroyed"), link));
@@ -454,6 +492,7 @@ impl Qp {
         if let Some(timer) = inner.alone.take() {
             engine.deregister(timer.token);
         }
+        link.set_name(token.0);
         mark(&link, inner.traffic_class);
         if !caps.needs_system {
             self.shell.set_needs_system(false);
@@ -467,6 +506,8 @@ impl Qp {
             timer: Timer { token, at: None },
             observer,
             parked: None,
+            held,
+            why_tcp: None,
         });
         self.pump(inner, now);
         Ok(number)
@@ -643,7 +684,7 @@ impl Qp {
                 }
                 // (Room that was reported to a pump which has it anyway changes nothing.)
                 let room = !conn.pump.writable() && self.room.load(Ordering::Relaxed);
-                let unfinished = conn.pump.unfinished() || room;
+                let unfinished = conn.pump.unfinished() || room || conn.link.has_room_again();
                 let before = core.messages_placed();
                 let now = &Now::unread();
                 let received = self.receive(&mut inner, now);

@@ -69,6 +69,12 @@ struct Line {
     /// The number of the peer's queue pair, if it is known.
     #[serde(skip_serializing_if = "Option::is_none")]
     peer_qpn: Option<u32>,
+    /// What carries its stream.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    link: Option<String>,
+    /// Why that is TCP, although the peer is on this host.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    why_tcp: Option<String>,
     #[serde(flatten)]
     now: Snapshot,
     /// Datagrams that were dropped.
@@ -78,22 +84,23 @@ struct Line {
 
 impl Line {
     fn new(qp: &QueuePair) -> Self {
-        let (service, state, now, addresses, drops) = match qp {
+        let (service, state, now, (addresses, link, why_tcp), drops) = match qp {
             QueuePair::Rc(qp) => {
-                let (state, now, addresses) = qp.look_at();
-                ("RC", state, now, addresses, None)
+                let (state, now, carried) = qp.look_at();
+                ("RC", state, now, carried, None)
             }
             QueuePair::Ud(qp) => {
                 let (state, now, drops) = qp.look_at();
-                ("UD", state, now, [None, None], Some(drops))
+                ("UD", state, now, ([None, None], None, None), Some(drops))
             }
         };
         let [local, peer] = addresses.map(|address| address.map(plain));
+        let (link, why_tcp) = (link.map(|link| link.to_string()), why_tcp.map(|why| why.to_string()));
         let peer_qpn = match qp {
             QueuePair::Rc(qp) => Some(qp.query().dest_qp_num).filter(|number| *number != 0),
             QueuePair::Ud(_) => None,
         };
-        Self { qpn: qp.qpn(), service, state: name(state), local, peer, peer_qpn, now, drops }
+        Self { qpn: qp.qpn(), service, state: name(state), local, peer, peer_qpn, link, why_tcp, now, drops }
     }
 }
 

@@ -192,7 +192,7 @@ impl LowerLayer for Lane {
         Ok(Received { bytes: bytes.len(), drained: self.drained() })
     }
 
-    fn flush(&mut self, placed: u64, wanted: u64) {
+    fn flush(&mut self, placed: u64, wanted: u64) -> bool {
         let mut out = self.out.borrow_mut();
         out.wanted = wanted;
         let shows = (out.taken, placed.max(out.placed));
@@ -203,6 +203,7 @@ impl LowerLayer for Lane {
         }
         let mut input = self.input.borrow_mut();
         input.released = input.read;
+        false
     }
 
     fn peer_placed(&self) -> u64 {

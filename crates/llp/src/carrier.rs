@@ -139,13 +139,15 @@ pub enum Watch<'a> {
     Descriptor(BorrowedFd<'a>),
     /// Its lower layer reports by itself, as the simulator's does.
     Itself,
+    /// Its lower layer reports by itself; of this descriptor the engine reports input and the end.
+    Both(BorrowedFd<'a>),
 }
 
 impl Watch<'_> {
     /// The descriptor to watch.
     pub fn descriptor(self) -> Option<RawFd> {
         match self {
-            Self::Descriptor(fd) => Some(fd.as_raw_fd()),
+            Self::Descriptor(fd) | Self::Both(fd) => Some(fd.as_raw_fd()),
             Self::Itself => None,
         }
     }

@@ -11,7 +11,9 @@ pub mod carrier;
 pub mod closing;
 pub mod link;
 mod lower;
+pub mod memory;
 pub mod route;
+mod sync;
 mod tcp;
 pub mod udp;
 

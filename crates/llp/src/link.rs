@@ -1,6 +1,6 @@
 //! Links, which carry a stream after it is set up.
 //!
-//! [`Link`] is an enum of lower layers, so that dispatch is static; TCP is the only one now. The code that
+//! [`Link`] is an enum of lower layers, so that dispatch is static. The code that
 //! moves a queue pair's bytes needs only [`LowerLayer`]. The simulator's network and the wrappers for tests,
 //! [`Faulty`] and [`Tracing`], implement it too. What neither moves bytes nor ends the stream (addresses,
 //! segment size) is in [`Link`] alone. Outside this crate, nothing names TCP after the set-up: the module
@@ -23,8 +23,8 @@ macro_rules! pass_on_queries {
             self.inner.caps()
         }
 
-        fn flush(&mut self, placed: u64, wanted: u64) {
-            self.inner.flush(placed, wanted);
+        fn flush(&mut self, placed: u64, wanted: u64) -> bool {
+            self.inner.flush(placed, wanted)
         }
 
         fn peer_placed(&self) -> u64 {
@@ -88,14 +88,35 @@ pub use tracing::{Call, Tracing};
 
 use crate::carrier::{self, SetUp, Watch};
 pub use crate::lower::{Answers, Caps, Ended, LowerLayer, Received, Stop};
+use crate::memory::lane::Lane;
 use crate::route;
 use crate::tcp;
+
+/// Which lower layer.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Kind {
+    /// TCP.
+    Tcp,
+    /// Memory of this host.
+    Memory,
+}
+
+impl std::fmt::Display for Kind {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str(match self {
+            Self::Tcp => "tcp",
+            Self::Memory => "memory",
+        })
+    }
+}
 
 /// A link of one of the lower layers.
 #[derive(Debug)]
 pub enum Link {
     /// A connected, non-blocking TCP socket from which only the set-up frames were read.
     Tcp(Descriptor),
+    /// Memory that is shared with the peer's process.
+    Lane(Box<Lane>),
 }
 
 impl LowerLayer for Link {
@@ -103,6 +124,7 @@ impl LowerLayer for Link {
     fn caps(&self) -> Caps {
         match self {
             Self::Tcp(_) => Caps::TCP,
+            Self::Lane(_) => Caps::MEMORY,
         }
     }
 
@@ -110,13 +132,15 @@ impl LowerLayer for Link {
     fn send_bytes(&mut self, bytes: &[u8]) -> Result<usize, Stop> {
         match self {
             Self::Tcp(fd) => tcp::send_bytes(fd.as_fd(), bytes),
+            Self::Lane(lane) => lane.send_bytes(bytes),
         }
     }
 
     #[inline]
-    fn send(&mut self, pieces: &[MemSeg], _stays: u64) -> Result<usize, Stop> {
+    fn send(&mut self, pieces: &[MemSeg], stays: u64) -> Result<usize, Stop> {
         match self {
             Self::Tcp(fd) => tcp::send(fd.as_fd(), pieces),
+            Self::Lane(lane) => lane.send(pieces, stays),
         }
     }
 
@@ -124,6 +148,7 @@ impl LowerLayer for Link {
     fn receive(&mut self, buffer: &mut [u8]) -> Result<Received, Stop> {
         match self {
             Self::Tcp(fd) => tcp::receive(fd.as_fd(), buffer),
+            Self::Lane(lane) => lane.receive(buffer),
         }
     }
 
@@ -131,18 +156,37 @@ impl LowerLayer for Link {
     fn receive_scattered(&mut self, pieces: &[MemSeg], buffer: &mut [u8]) -> Result<Received, Stop> {
         match self {
             Self::Tcp(fd) => tcp::receive_scattered(fd.as_fd(), pieces, buffer),
+            Self::Lane(lane) => lane.receive_scattered(pieces, buffer),
+        }
+    }
+
+    #[inline]
+    fn flush(&mut self, placed: u64, wanted: u64) -> bool {
+        match self {
+            Self::Tcp(_) => false,
+            Self::Lane(lane) => lane.flush(placed, wanted),
+        }
+    }
+
+    #[inline]
+    fn peer_placed(&self) -> u64 {
+        match self {
+            Self::Tcp(_) => 0,
+            Self::Lane(lane) => lane.peer_placed(),
         }
     }
 
     fn ended(&self) -> Option<Ended> {
         match self {
             Self::Tcp(fd) => tcp::ended(fd.as_fd()),
+            Self::Lane(lane) => lane.ended(),
         }
     }
 
     fn answers(&self) -> Option<Answers> {
         match self {
             Self::Tcp(fd) => tcp::answers(fd.as_fd()),
+            Self::Lane(lane) => lane.answers(),
         }
     }
 
@@ -150,30 +194,35 @@ impl LowerLayer for Link {
         match self {
             // If the system cannot do this, only the checks of its answers find a dead peer.
             Self::Tcp(fd) => _ = tcp::probe_when_quiet(fd.as_fd()),
+            Self::Lane(lane) => lane.probe_when_quiet(),
         }
     }
 
     fn unsent(&self) -> usize {
         match self {
             Self::Tcp(fd) => tcp::unsent(fd.as_fd()),
+            Self::Lane(lane) => lane.unsent(),
         }
     }
 
     fn finish(&mut self) {
         match self {
             Self::Tcp(fd) => tcp::shutdown_send(fd.as_fd()),
+            Self::Lane(lane) => lane.finish(),
         }
     }
 
     fn unacknowledged(&self) -> usize {
         match self {
             Self::Tcp(fd) => tcp::unacknowledged(fd.as_fd()),
+            Self::Lane(lane) => lane.unacknowledged(),
         }
     }
 
     fn reset_on_close(&self, reset: bool) {
         match self {
             Self::Tcp(fd) => tcp::reset_on_close(fd.as_fd(), reset),
+            Self::Lane(lane) => lane.reset_on_close(reset),
         }
     }
 
@@ -185,18 +234,16 @@ impl LowerLayer for Link {
 impl Link {
     /// Addresses: its own, the peer's.
     pub fn addresses(&self) -> [Option<SocketAddr>; 2] {
-        match self {
-            Self::Tcp(fd) => route::addresses(fd.as_fd()),
-        }
+        route::addresses(self.as_fd())
     }
 
     /// Sets the traffic class in the IP header of what is sent from now on.
     pub fn set_traffic_class(&self, class: u8) -> Result<(), Errno> {
-        match self {
-            Self::Tcp(fd) => match self.addresses()[1] {
-                Some(peer) => tcp::set_traffic_class(fd.as_fd(), peer, class),
-                None => Err(Errno::NOTCONN),
-            },
+        match (self, self.addresses()[1]) {
+            (Self::Tcp(fd), Some(peer)) => tcp::set_traffic_class(fd.as_fd(), peer, class),
+            (Self::Tcp(_), None) => Err(Errno::NOTCONN),
+            // Nothing of it travels in packets.
+            (Self::Lane(_), _) => Ok(()),
         }
     }
 
@@ -204,6 +251,7 @@ impl Link {
     pub fn emss(&self) -> Option<u32> {
         match self {
             Self::Tcp(fd) => tcp::emss(fd.as_fd()),
+            Self::Lane(_) => None,
         }
     }
 
@@ -211,6 +259,7 @@ impl Link {
     pub fn retransmits(&self) -> u64 {
         match self {
             Self::Tcp(fd) => tcp::retransmits(fd.as_fd()),
+            Self::Lane(_) => 0,
         }
     }
 
@@ -218,6 +267,50 @@ impl Link {
     pub fn watch(&self) -> Watch<'_> {
         match self {
             Self::Tcp(fd) => Watch::Descriptor(fd.as_fd()),
+            Self::Lane(lane) => Watch::Both(lane.tcp()),
+        }
+    }
+
+    /// The name under which the engine knows it: of a lower layer that reports by itself.
+    pub fn set_name(&self, name: u64) {
+        if let Self::Lane(lane) = self {
+            lane.set_name(name);
+        }
+    }
+
+    /// The system has reported the end of the peer's connection.
+    #[inline]
+    pub fn look_at_end(&mut self) {
+        if let Self::Lane(lane) = self {
+            lane.look_at_end();
+        }
+    }
+
+    /// Whether the end comes, behind what waits to be received. Only of a lower layer that shows it without
+    /// the system.
+    #[inline]
+    pub fn is_ending(&self) -> bool {
+        match self {
+            Self::Tcp(_) => false,
+            Self::Lane(lane) => lane.is_ending(),
+        }
+    }
+
+    /// Whether there is room again, after a send that found too little. Only of a lower layer that shows it
+    /// without the system.
+    #[inline]
+    pub fn has_room_again(&self) -> bool {
+        match self {
+            Self::Tcp(_) => false,
+            Self::Lane(lane) => lane.has_room_again(),
+        }
+    }
+
+    /// What carries it, for people.
+    pub fn kind(&self) -> Kind {
+        match self {
+            Self::Tcp(_) => Kind::Tcp,
+            Self::Lane(_) => Kind::Memory,
         }
     }
 
@@ -225,6 +318,15 @@ impl Link {
     pub fn into_set_up(self) -> Box<dyn SetUp> {
         match self {
             Self::Tcp(fd) => carrier::tcp::set_up(fd),
+            Self::Lane(lane) => carrier::tcp::set_up(lane.into_tcp()),
+        }
+    }
+
+    /// Its connection: of a lane the one beside it, whose lane is left.
+    pub fn into_descriptor(self) -> Descriptor {
+        match self {
+            Self::Tcp(fd) => fd,
+            Self::Lane(lane) => lane.into_tcp(),
         }
     }
 
@@ -232,6 +334,7 @@ impl Link {
     pub fn into_fd(self) -> OwnedFd {
         match self {
             Self::Tcp(fd) => fd.take(),
+            Self::Lane(lane) => lane.into_tcp().take(),
         }
     }
 }
@@ -240,6 +343,7 @@ impl AsFd for Link {
     fn as_fd(&self) -> BorrowedFd<'_> {
         match self {
             Self::Tcp(fd) => fd.as_fd(),
+            Self::Lane(lane) => lane.tcp(),
         }
     }
 }
@@ -247,6 +351,12 @@ impl AsFd for Link {
 impl AsRawFd for Link {
     fn as_raw_fd(&self) -> RawFd {
         self.as_fd().as_raw_fd()
+    }
+}
+
+impl From<Lane> for Link {
+    fn from(lane: Lane) -> Self {
+        Self::Lane(Box::new(lane))
     }
 }
 

@@ -87,6 +87,10 @@ pub struct Caps {
 impl Caps {
     /// Those of TCP.
     pub const TCP: Self = Self { answers: true, needs_system: true, counts: false, refers: false };
+
+    /// Those of a lane in memory. A process of this host is there, or its connection ends: its system answers
+    /// nothing.
+    pub const MEMORY: Self = Self { answers: false, needs_system: false, counts: true, refers: false };
 }
 
 /// A reliable stream of bytes in both directions, with what a queue pair needs of it. No call blocks, and
@@ -112,7 +116,10 @@ pub trait LowerLayer {
 
     /// The end of a turn in which bytes were moved: what the peer may see of it now, it sees. `placed`: how
     /// many of its messages are in place. `wanted`: its owner waits for the peer to have placed so many.
-    fn flush(&mut self, _placed: u64, _wanted: u64) {}
+    /// Returns whether that may have happened before the peer knew: the owner looks once more.
+    fn flush(&mut self, _placed: u64, _wanted: u64) -> bool {
+        false
+    }
 
     /// How many messages of this end the peer has placed, as it says; only if the ends count.
     fn peer_placed(&self) -> u64 {

@@ -14,6 +14,7 @@ use uwarp_wire::rdmap::{AtomicOp, AtomicRequest};
 pub mod guard;
 pub mod owned;
 pub mod populate;
+pub mod shared;
 
 /// A stretch of memory in a registered region (or in a program's inline buffer during the post), laid out
 /// like the system's `iovec`.
@@ -146,6 +147,15 @@ pub fn copy_out_with_crc(mut src: MemSeg, out: &mut Vec<u8>, crc: &mut Crc32c) -
         src = src.part(step.len, src.len);
     }
     Ok(())
+}
+
+/// Fills `dst` from registered or shared memory, as many bytes as both have; returns how many.
+#[inline]
+pub fn copy_to(src: MemSeg, dst: &mut [u8]) -> Result<usize, Unmapped> {
+    let n = src.len.min(dst.len());
+    // SAFETY: as in `copy_in`, the other way round.
+    let done = unsafe { guard::copy(dst.as_mut_ptr(), src.ptr(), n, dst.as_ptr()) };
+    if done { Ok(n) } else { Err(unmapped(src)) }
 }
 
 /// Copies the memory that an inline post names to `dst`, as many bytes as both have; returns how many.

@@ -38,7 +38,7 @@ pub(crate) use datagrams::{address, nic, pair, udp};
 pub(crate) use engine::Engine;
 pub(crate) use llp::carrier;
 pub(crate) use proofs::ProofObserver;
-pub(crate) use runners::{Qp, StreamNumber, StreamObserver, carriers};
+pub(crate) use runners::{Qp, StreamNumber, StreamObserver, carriers, host};
 pub(crate) use source::{Readiness, Source, Token};
 pub(crate) use uwarp_cm::machine;
 pub(crate) use uwarp_rnic::qp::Disconnect;

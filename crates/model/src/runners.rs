@@ -33,11 +33,12 @@ impl Qp {
         match *self {}
     }
 
-    pub fn attach(
+    pub fn attach_held(
         &self,
         _: Link,
         _: StreamParams,
         _: Arc<dyn StreamObserver>,
+        _: bool,
     ) -> Result<StreamNumber, (VerbsError, Link)> {
         match *self {}
     }
@@ -48,6 +49,7 @@ impl Qp {
         _: StreamParams,
         _: Arc<dyn StreamObserver>,
         _: u32,
+        _: bool,
     ) -> Result<StreamNumber, (VerbsError, Link)> {
         match *self {}
     }
@@ -59,6 +61,23 @@ impl Qp {
     pub fn disconnect_stream(&self, _: StreamNumber, _: bool) {
         match *self {}
     }
+}
+
+/// `uwarp_driver::host`: no queue pair is on this host.
+pub mod host {
+    use uwarp_proto::setup::Negotiated;
+
+    use super::*;
+
+    pub struct Neighbours;
+
+    impl Neighbours {
+        pub fn holds(_: &Negotiated) -> bool {
+            false
+        }
+    }
+
+    pub fn begin(_: &Arc<Qp>, _: StreamNumber, _: &Negotiated) {}
 }
 
 /// `uwarp_cm::carriers`.

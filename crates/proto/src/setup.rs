@@ -24,11 +24,13 @@
 //!   costs us nothing, and programs give small numbers without meaning them.
 //! - Two uwarp ends recognize each other by reserved flag bits: see [`peer`].
 
+mod host;
 mod initiator;
 pub mod peer;
 mod reader;
 mod responder;
 
+pub use host::{Host, HostKey};
 pub use initiator::{Initiator, InitiatorConfig, Outcome, Rejection};
 pub use peer::PeerData;
 pub use responder::{AcceptParams, Request, Responder, ResponderPolicy};
@@ -142,6 +144,8 @@ pub struct Negotiated {
     /// The introduction of a uwarp peer. A responder gets it only with the ready-to-receive indication, see
     /// [`PeerData::from_rtr`].
     pub peer: Option<PeerData>,
+    /// What the responder has said of its process: to an initiator on the same host.
+    pub host: Option<Host>,
     /// STag and tagged offset of our ready-to-receive Write, see [`PeerData::to_rtr`]; [`RTR_STAG_TO`] toward
     /// strangers.
     pub rtr_stag_to: (u32, u64),
@@ -251,7 +255,8 @@ pub const fn private_data_limit(enhanced: bool, peer_data: bool) -> usize {
     limit
 }
 
-/// A frame in bytes: fixed part, enhanced data, the program's data, our data.
+/// A frame in bytes: fixed part, enhanced data, the program's data, our data. `host` is left out if the
+/// program's data is too long for it.
 fn frame(
     kind: FrameKind,
     mut flags: u8,
@@ -259,6 +264,7 @@ fn frame(
     enhanced: Option<Enhanced>,
     private_data: &[u8],
     peer: Option<PeerData>,
+    host: Option<Host>,
 ) -> Result<Vec<u8>, SetupError> {
     let max = private_data_limit(enhanced.is_some(), peer.is_some());
     let too_long = SetupError::PrivateDataLimit { len: private_data.len(), max };
@@ -272,7 +278,9 @@ fn frame(
     }
     body.extend_from_slice(private_data);
     if let Some(peer) = peer {
-        body.extend_from_slice(&peer.to_bytes());
+        let host = host.filter(|_| body.len() + Host::LEN + PeerData::LEN <= mpa::MAX_PRIVATE_DATA);
+        body.extend(host.iter().flat_map(Host::to_bytes));
+        body.extend_from_slice(&peer.to_bytes_behind(host));
     }
     let private_data_len = u16::try_from(body.len()).map_err(|_| too_long)?;
     let fixed = mpa::SetupFrame { kind, flags, revision: revision.to_wire(), private_data_len };

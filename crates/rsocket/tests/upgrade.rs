@@ -135,6 +135,7 @@ fn reply(peer: &mut TcpStream, decide: impl FnOnce(&mut Responder)) -> Vec<u8> {
         markers: false,
         know_peers: false,
         max_ird: 1,
+        host: None,
     });
     let mut buffer = [0; 512];
     loop {

@@ -306,6 +306,17 @@ pub struct RunOptions {
     /// these Reads wrongly; on: all; off: none [default: auto]
     #[arg(long, value_name = "auto|on|off", env = "UWARP_ASK", hide_env_values = true, ignore_case = true)]
     pub ask: Option<Ask>,
+    /// What carries streams to peers on the same host. tcp: their TCP connection; memory: memory that the two
+    /// processes share, and a connection without it fails; auto: memory where both ends can, otherwise TCP,
+    /// and `uwarp stat` says why [default: tcp]
+    #[arg(
+        long,
+        value_name = "auto|tcp|memory",
+        env = "UWARP_LINK",
+        hide_env_values = true,
+        ignore_case = true
+    )]
+    pub link: Option<LinkChoice>,
     /// Let `uwarp stat` see the program [default: on]
     #[arg(long, value_name = "on|off", env = "UWARP_STAT", hide_env_values = true, ignore_case = true)]
     pub stat: Option<Switch>,
@@ -396,6 +407,17 @@ pub enum Ask {
     Off,
 }
 
+/// `--link`
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub enum LinkChoice {
+    /// Memory where both ends can, otherwise TCP
+    Auto,
+    /// TCP
+    Tcp,
+    /// Memory, or no connection
+    Memory,
+}
+
 /// `--progress`
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 pub enum Progress {
@@ -464,6 +486,7 @@ impl RunOptions {
             ),
             ("UWARP_MCAST_PORT", self.mcast_port.map(|port| port.to_string().into())),
             ("UWARP_ASK", self.ask.map(word)),
+            ("UWARP_LINK", self.link.map(word)),
             ("UWARP_STAT", self.stat.map(word)),
             ("UWARP_GUARD", self.guard.map(word)),
             ("UWARP_FILES", self.files.map(word)),
@@ -541,6 +564,7 @@ mod tests {
             ("UWARP_MCAST_PORT", &["--mcast-port", "20001"], "20001"),
             ("UWARP_ASK", &["--ask", "auto"], "auto"),
             ("UWARP_ASK", &["--ask", "on"], "on"),
+            ("UWARP_LINK", &["--link", "memory"], "memory"),
             ("UWARP_STAT", &["--stat", "off"], "off"),
             ("UWARP_FILES", &["--files", "on"], "on"),
             ("UWARP_FILES", &["--files", "auto"], "auto"),

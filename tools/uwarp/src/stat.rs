@@ -113,6 +113,12 @@ struct Pair {
     /// Not known of every peer, and older libraries do not report it.
     #[serde(default)]
     peer_qpn: Option<u32>,
+    /// What carries its stream; older libraries do not report it, and one without a stream has none.
+    #[serde(default)]
+    link: Option<String>,
+    /// Why that is TCP, although the peer is on this host.
+    #[serde(default)]
+    why_tcp: Option<String>,
     #[serde(flatten)]
     counters: Counters,
     reads_outstanding: u64,
@@ -546,6 +552,11 @@ fn row(
     }
     let address = pair.peer.clone().unwrap_or_else(|| "-".to_owned());
     let peer = pair.peer_qpn.map_or_else(|| address.clone(), |number| format!("{address} {number:#08x}"));
+    let peer = match (pair.link.as_deref(), &pair.why_tcp) {
+        (_, Some(why)) => format!("{peer} by tcp: {why}"),
+        (Some(link), None) if link != "tcp" => format!("{peer} by {link}"),
+        _ => peer,
+    };
     let mut row = vec![format!("{:#08x}", pair.qpn), pair.service.clone(), state, peer];
     row.extend(cells(counters.sent.all(), then.map(|then| then.sent.all())));
     row.extend(cells(counters.received.all(), then.map(|then| then.received.all())));

@@ -143,7 +143,9 @@ impl Adopt {
             Role::Initiator(config) => {
                 (Handshake::ask(now, None, config, private_data).map_err(|_| Errno::INVAL)?, None)
             }
-            Role::Responder(policy, terms) => (Handshake::await_request(now, None, policy), Some(terms)),
+            Role::Responder(policy, terms) => {
+                (Handshake::await_request(now, None, policy, None), Some(terms))
+            }
         };
         Ok(Self {
             conn: Space::new(0).name(),

@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 
 use uwarp_llp::carrier::Refusal;
 use uwarp_proto::setup::{
-    AcceptParams, Initiator, InitiatorConfig, Negotiated, Outcome, Rejection, Request, Responder,
+    AcceptParams, Host, Initiator, InitiatorConfig, Negotiated, Outcome, Rejection, Request, Responder,
     ResponderPolicy, SetupError,
 };
 use uwarp_rnic::qp::Now;
@@ -101,9 +101,17 @@ impl Handshake {
         Ok(handshake)
     }
 
-    /// Waits for a request. `limit` begins now; it counts again for sending the reply.
-    pub fn await_request(now: &Now, limit: Option<Duration>, policy: ResponderPolicy) -> Self {
-        let mut handshake = Self::new(Role::Responder(Responder::new(policy)), State::AwaitRequest);
+    /// Waits for a request. `limit` begins now; it counts again for sending the reply. `offer`: what the
+    /// reply says of this process.
+    pub fn await_request(
+        now: &Now,
+        limit: Option<Duration>,
+        policy: ResponderPolicy,
+        offer: Option<Host>,
+    ) -> Self {
+        let mut responder = Responder::new(policy);
+        offer.into_iter().for_each(|host| responder.offer(host));
+        let mut handshake = Self::new(Role::Responder(responder), State::AwaitRequest);
         handshake.set_limit(now, limit);
         handshake
     }
@@ -381,7 +389,7 @@ mod tests {
     }
 
     fn await_request(clock: &Clock) -> Handshake {
-        Handshake::await_request(&clock.now(), Some(LIMIT), testing::responder())
+        Handshake::await_request(&clock.now(), Some(LIMIT), testing::responder(), None)
     }
 
     /// Takes all that it sends.

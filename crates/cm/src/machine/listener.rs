@@ -11,12 +11,14 @@
 //! caused them ([`Answered`]).
 
 use std::collections::{BTreeMap, VecDeque};
+use std::hash::Hash as _;
 use std::net::IpAddr;
 use std::time::{Duration, Instant};
 
 use rustix::io::Errno;
+use siphasher::sip128::{Hasher128 as _, SipHasher24};
 use uwarp_llp::carrier::Close;
-use uwarp_proto::setup::{Request, ResponderPolicy};
+use uwarp_proto::setup::{Host, HostKey, Request, ResponderPolicy};
 use uwarp_rnic::ah::port_of;
 use uwarp_rnic::qp::Now;
 
@@ -285,7 +287,9 @@ impl Listener {
     fn accepted(&mut self, now: &Now, conn: ConnKey, ends: Ends) {
         let Some((_, place)) = self.opening.take_if(|(opening, _)| *opening == conn) else { return };
         let limit = Some(self.settings.timeouts.request);
-        let handshake = Box::new(Handshake::await_request(now, limit, self.settings.policy));
+        let policy = self.settings.policy;
+        let offer = policy.host.and_then(|key| offer(&key, conn, ends));
+        let handshake = Box::new(Handshake::await_request(now, limit, policy, offer));
         self.silent.insert(conn, Silent { ends, accepted: now.get(), handshake, place });
         self.accept_more(now);
     }
@@ -478,6 +482,21 @@ impl Machine for Listener {
     fn want(&self, conn: ConnKey) -> Want {
         self.silent.get(&conn).map_or(Want::Nothing, |silent| silent.handshake.want())
     }
+}
+
+/// What an initiator on this host is told: a word that nobody else knows, for this connection alone.
+///
+/// Only one that comes from this host can use it. An address of the host's own is the source of what goes to
+/// itself, unless the program has bound another one.
+fn offer(key: &HostKey, conn: ConnKey, ends: Ends) -> Option<Host> {
+    let [local, peer] = [ends.local.ip(), ends.peer.ip()].map(|ip| ip.to_canonical());
+    if local != peer && !(local.is_loopback() && peer.is_loopback()) {
+        return None;
+    }
+    let mut hash = SipHasher24::new_with_key(&key.key);
+    (ends.local, ends.peer, conn).hash(&mut hash);
+    let nonce = hash.finish128().as_bytes();
+    Some(Host { incarnation: key.incarnation, nonce })
 }
 
 #[cfg(test)]

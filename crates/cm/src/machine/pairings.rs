@@ -559,6 +559,7 @@ impl Pairings {
             drops_reserved_flags: false,
             peer_is_uwarp: true,
             peer: self.pairs.get(&qpn).map(|pairing| pairing.peer_data(qpn)),
+            host: None,
             rtr_stag_to: RTR_STAG_TO,
             private_data: Vec::new(),
         })

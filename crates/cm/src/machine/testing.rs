@@ -87,7 +87,14 @@ pub(super) fn initiator() -> InitiatorConfig {
 }
 
 pub(super) fn responder() -> ResponderPolicy {
-    ResponderPolicy { max_revision: Revision::Two, crc: true, markers: false, know_peers: true, max_ird: 128 }
+    ResponderPolicy {
+        max_revision: Revision::Two,
+        crc: true,
+        markers: false,
+        know_peers: true,
+        max_ird: 128,
+        host: None,
+    }
 }
 
 pub(super) fn terms() -> AcceptParams {

@@ -165,6 +165,7 @@ fn said() -> Box<Negotiated> {
         drops_reserved_flags: false,
         peer_is_uwarp: false,
         peer: None,
+        host: None,
         rtr_stag_to: (0, 0),
         private_data: Vec::new(),
     })

@@ -29,6 +29,7 @@ impl Surroundings for Around<'_> {
     #[inline]
     fn take_room(&mut self) -> bool {
         self.qp.room.load(Ordering::Relaxed) && self.qp.room.swap(false, Ordering::Acquire)
+            || self.link.has_room_again()
     }
 
     fn take_kept(&mut self) -> bool {
@@ -37,7 +38,7 @@ impl Surroundings for Around<'_> {
 
     #[inline]
     fn hung_up(&self) -> bool {
-        self.qp.hung_up.load(Ordering::Acquire)
+        self.qp.hung_up.load(Ordering::Acquire) || self.link.is_ending()
     }
 
     fn set_hung_up(&mut self) {
@@ -70,6 +71,7 @@ impl Qp {
     pub(super) fn send(&self, inner: &mut Inner, now: &Now) {
         let Inner { core, conn, .. } = inner;
         match conn {
+            Some(Conn { held: true, .. }) => {}
             Some(Conn { link, pump, parked, timer, .. }) => {
                 pump.send(core, now, &mut Around { qp: self, link, token: timer.token, parked });
             }
@@ -82,7 +84,13 @@ impl Qp {
     #[inline]
     pub(super) fn receive(&self, inner: &mut Inner, now: &Now) -> bool {
         let Inner { core, conn: Some(conn), .. } = inner else { return false };
-        let Conn { link, pump, parked, timer, .. } = conn;
+        let Conn { link, pump, parked, timer, held, .. } = conn;
+        if *held {
+            return false;
+        }
+        if self.hung_up.load(Ordering::Acquire) {
+            link.look_at_end();
+        }
         pump.receive(core, now, &mut Around { qp: self, link, token: timer.token, parked })
     }
 

@@ -4,12 +4,15 @@
 
 use std::sync::atomic::Ordering;
 
+use uwarp_llp::link::{Caps, Kind};
+use uwarp_llp::memory::lane::{End, Lane};
 use uwarp_llp::{Link, LowerLayer as _};
 use uwarp_proto::framing::Framing;
 use uwarp_rnic::VerbsError;
-use uwarp_rnic::qp::Now;
+use uwarp_rnic::qp::{Now, QpModify, QpState};
 
 use super::{Conn, Inner, Qp, StreamNumber, Timer, link_caps, mark};
+use crate::host::Why;
 use crate::pump::Pump;
 
 impl Qp {
@@ -25,6 +28,86 @@ impl Qp {
         let result = self.settle_locked(&mut inner, number, link, framing);
         self.release(inner);
         result
+    }
+
+    /// Whether this stream has not begun yet, in either direction.
+    pub(crate) fn may_settle(&self, number: StreamNumber) -> bool {
+        let inner = self.inner.lock();
+        let may = inner.streams == number
+            && inner.conn.as_ref().is_some_and(|conn| conn.pump.is_untouched())
+            && !inner.core.has_heard();
+        self.let_go(inner);
+        may
+    }
+
+    /// The stream with this number goes over a lane; its TCP connection stays beside it.
+    pub(crate) fn settle_in_memory(&self, number: StreamNumber, end: End) -> Result<(), VerbsError> {
+        let mut inner = self.inner.lock();
+        let result = self.settle_in_memory_locked(&mut inner, number, end);
+        self.release(inner);
+        result
+    }
+
+    fn settle_in_memory_locked(
+        &self,
+        inner: &mut Inner,
+        number: StreamNumber,
+        end: End,
+    ) -> Result<(), VerbsError> {
+        let Some(conn) = inner.conn.as_mut().filter(|_| inner.streams == number) else {
+            return Err(VerbsError::Invalid("the stream has ended"));
+        };
+        if !conn.pump.is_untouched() || conn.link.kind() != Kind::Tcp {
+            return Err(VerbsError::Invalid("this stream is in use"));
+        }
+        inner.core.reframe(&Now::unread(), Framing::PLAIN, link_caps(Caps::MEMORY))?;
+        let me = self.me.upgrade().ok_or(VerbsError::Invalid("the queue pair is being destroyed"))?;
+        let engine = self.shell.nic().engine();
+        if conn.parked.take().is_some() {
+            engine.unpark();
+        }
+        engine.deregister(conn.timer.token);
+        let Some(conn) = inner.conn.take() else { return Ok(()) };
+        let link = Link::from(Lane::new(end, conn.link.into_descriptor()));
+        self.shell.set_needs_system(false);
+        // What was reported, and what the pump knows, is about the other link.
+        self.hung_up.store(false, Ordering::Release);
+        let registered = engine.register_watch(link.watch(), me);
+        let token = *registered.as_ref().unwrap_or(&conn.timer.token);
+        link.set_name(token.0);
+        let (pump, timer) = (Pump::default(), Timer { token, at: None });
+        inner.conn = Some(Conn { link, pump, timer, held: false, ..conn });
+        if let Err(error) = registered {
+            // It was watched before, so another use has reached a limit of the system meanwhile.
+            tracing::error!(qpn = self.qpn(), "cannot watch the connection: {error}");
+            // Cannot be refused: any state may become the error state.
+            let _ = inner.core.modify(&QpModify { state: Some(QpState::Err), ..QpModify::default() });
+        }
+        self.pump(inner, &Now::unread());
+        Ok(())
+    }
+
+    /// This stream, whose link was held, stays with it.
+    pub(crate) fn stay_with_tcp(&self, number: StreamNumber, why: Why) {
+        let mut inner = self.inner.lock();
+        if inner.streams == number
+            && let Some(conn) = inner.conn.as_mut()
+        {
+            conn.why_tcp = Some(why);
+            conn.held = false;
+            self.pump(&mut inner, &Now::unread());
+        }
+        self.release(inner);
+    }
+
+    /// This stream cannot go on as the program wants it.
+    pub(crate) fn end_stream(&self, number: StreamNumber) {
+        let mut inner = self.inner.lock();
+        if inner.streams == number {
+            // Cannot be refused: any state may become the error state.
+            let _ = inner.core.modify(&QpModify { state: Some(QpState::Err), ..QpModify::default() });
+        }
+        self.release(inner);
     }
 
     fn settle_locked(
@@ -64,12 +147,14 @@ impl Qp {
         if conn.link.caps().needs_system != caps.needs_system {
             self.shell.set_needs_system(caps.needs_system);
         }
+        link.set_name(token.0);
         mark(&link, class);
         // What was reported, and what the pump knows, is about the other link.
         self.hung_up.store(false, Ordering::Release);
         let (pump, timer) = (Pump::default(), Timer { token, at: None });
         let observer = conn.observer.clone();
-        let before = std::mem::replace(conn, Conn { link, pump, timer, observer, parked: None });
+        let after = Conn { link, pump, timer, observer, parked: None, held: false, why_tcp: None };
+        let before = std::mem::replace(conn, after);
         self.pump(inner, now);
         Ok(before.link)
     }

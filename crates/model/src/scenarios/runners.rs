@@ -187,7 +187,8 @@ fn negotiated() -> Negotiated {
     let config =
         InitiatorConfig { revision, crc, markers, depths, max_ird, peer: None, peer_in_request: false };
     let request = Initiator::new(config, b"").unwrap().poll_transmit().unwrap();
-    let policy = ResponderPolicy { max_revision: revision, crc, markers, know_peers: false, max_ird };
+    let policy =
+        ResponderPolicy { max_revision: revision, crc, markers, know_peers: false, max_ird, host: None };
     let mut responder = Responder::new(policy);
     let mut rest = &request[..];
     while !rest.is_empty() {

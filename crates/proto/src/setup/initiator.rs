@@ -110,7 +110,7 @@ impl Initiator {
                 d_read_rtr: true,
             }
         });
-        let request = frame(FrameKind::Request, flags, config.revision, enhanced, private_data, peer)?;
+        let request = frame(FrameKind::Request, flags, config.revision, enhanced, private_data, peer, None)?;
         Ok(Self {
             config,
             transmit: Some(request),
@@ -211,6 +211,7 @@ impl Initiator {
             drops_reserved_flags: config.announces_uwarp() && frame.flags & mpa::FLAG_UWARP_A == 0,
             peer_is_uwarp: false,
             peer: None,
+            host: None,
             rtr_stag_to: RTR_STAG_TO,
             private_data: Vec::new(),
         };
@@ -228,10 +229,11 @@ impl Initiator {
             if let Some(ours) =
                 config.peer.filter(|_| answers_uwarp(frame.flags) && negotiated.rtr == Rtr::SendWrite)
                 && enhanced.a_p2p
-                && let Some((data, peer)) = split_peer_data(&private_data)
+                && let Some((data, peer, host)) = PeerData::split(&private_data)
             {
                 negotiated.peer_is_uwarp = true;
                 negotiated.peer = Some(peer);
+                negotiated.host = host;
                 negotiated.rtr_stag_to = ours.agreed_with(peer).to_rtr();
                 private_data.truncate(data);
             }
@@ -271,12 +273,6 @@ fn agree(config: &InitiatorConfig, reply: Enhanced, negotiated: &mut Negotiated)
 /// B without A: an echo of our own flags does not count.
 fn answers_uwarp(flags: u8) -> bool {
     flags & (mpa::FLAG_UWARP_A | mpa::FLAG_UWARP_B) == mpa::FLAG_UWARP_B
-}
-
-/// Length of the program's data, and the peer data after it.
-pub(super) fn split_peer_data(private_data: &[u8]) -> Option<(usize, PeerData)> {
-    let (data, peer) = private_data.split_last_chunk::<{ PeerData::LEN }>()?;
-    Some((data.len(), PeerData::parse(peer)?))
 }
 
 /// An error, and the Terminate that reports it to the peer.

@@ -23,6 +23,8 @@
 //! A request can carry it, too, after the program's data, with A and B both set: in the views that look like
 //! InfiniBand (docs/adr/002), and for programs that pass queue pair numbers through the connection manager.
 
+use super::Host;
+
 /// The version of the protocol between two uwarp ends. Two ends use the lower of their versions.
 ///
 /// 1: ULPDUs of up to 64,768 bytes, and placement acknowledgements if requested.
@@ -55,6 +57,7 @@ mod field {
 
     pub const FEATURE_PLACEMENT_ACKS: u8 = 0x01;
     pub const FEATURE_LAST_ACK: u8 = 0x02;
+    pub const FEATURE_HOST: u8 = 0x04;
     pub const RETRY_SHIFT: u8 = 5;
     pub const TIMER_MASK: u8 = 0x1F;
 }
@@ -104,6 +107,27 @@ impl PeerData {
         let [_, qpn @ ..] = self.qpn.to_be_bytes();
         out[field::QPN].copy_from_slice(&qpn);
         out
+    }
+
+    /// The twelve bytes behind those of `host`, which they announce.
+    pub(super) fn to_bytes_behind(self, host: Option<Host>) -> [u8; Self::LEN] {
+        let mut out = self.to_bytes();
+        if host.is_some() {
+            out[field::FEATURES] |= field::FEATURE_HOST;
+        }
+        out
+    }
+
+    /// Length of the program's data, and what the peer says behind it.
+    pub(super) fn split(private_data: &[u8]) -> Option<(usize, Self, Option<Host>)> {
+        let (data, bytes) = private_data.split_last_chunk::<{ Self::LEN }>()?;
+        let peer = Self::parse(bytes)?;
+        if bytes[field::FEATURES] & field::FEATURE_HOST != 0
+            && let Some((data, host)) = data.split_last_chunk::<{ Host::LEN }>()
+        {
+            return Some((data.len(), peer, Some(Host::parse(host))));
+        }
+        Some((data.len(), peer, None))
     }
 
     /// STag and tagged offset of a ready-to-receive Write that carries this.

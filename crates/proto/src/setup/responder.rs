@@ -2,10 +2,10 @@
 
 use uwarp_wire::mpa::{self, Enhanced, FrameKind};
 
-use super::initiator::split_peer_data;
 use super::reader::{FrameReader, Received};
 use super::{
-    Depths, Negotiated, PeerData, RTR_STAG_TO, Revision, Rtr, SetupError, frame, private_data_limit,
+    Depths, Host, HostKey, Negotiated, PeerData, RTR_STAG_TO, Revision, Rtr, SetupError, frame,
+    private_data_limit,
 };
 
 /// Settings of a responder, from before the request arrives.
@@ -22,6 +22,8 @@ pub struct ResponderPolicy {
     pub know_peers: bool,
     /// The largest inbound read depth that this end can serve.
     pub max_ird: u16,
+    /// Offer memory to an initiator on the same host.
+    pub host: Option<HostKey>,
 }
 
 /// A request, for the program to accept or reject.
@@ -53,6 +55,7 @@ pub struct AcceptParams {
 #[derive(Debug)]
 pub struct Responder {
     policy: ResponderPolicy,
+    host: Option<Host>,
     transmit: Option<Vec<u8>>,
     reader: FrameReader,
     state: State,
@@ -81,10 +84,16 @@ impl Responder {
     pub fn new(policy: ResponderPolicy) -> Self {
         Self {
             policy,
+            host: None,
             transmit: None,
             reader: FrameReader::new(FrameKind::Request),
             state: State::AwaitRequest,
         }
+    }
+
+    /// The initiator is on the same host, and may ask there for memory. Before the request is accepted.
+    pub fn offer(&mut self, host: Host) {
+        self.host = Some(host);
     }
 
     /// Bytes to send, if any. Call again after each call of this machine.
@@ -144,6 +153,7 @@ impl Responder {
     pub fn accept(&mut self, params: AcceptParams, private_data: &[u8]) -> Result<Negotiated, SetupError> {
         let State::AwaitDecision(terms) = self.state else { return Err(SetupError::Misuse) };
         let uwarp = terms.uwarp && private_data.len() <= private_data_limit(true, true);
+        let host_limit = private_data_limit(true, true).saturating_sub(Host::LEN);
         let mut negotiated = Negotiated {
             initiator: false,
             revision: terms.revision,
@@ -157,6 +167,7 @@ impl Responder {
             drops_reserved_flags: false,
             peer_is_uwarp: uwarp,
             peer: terms.peer.filter(|_| uwarp),
+            host: self.host.filter(|_| uwarp && private_data.len() <= host_limit),
             rtr_stag_to: RTR_STAG_TO,
             private_data: Vec::new(),
         };
@@ -170,7 +181,8 @@ impl Responder {
             }
         }
         let peer = uwarp.then_some(params.peer);
-        self.transmit = Some(frame(FrameKind::Reply, flags, terms.revision, reply, private_data, peer)?);
+        self.transmit =
+            Some(frame(FrameKind::Reply, flags, terms.revision, reply, private_data, peer, negotiated.host)?);
         self.state = State::Done;
         Ok(negotiated)
     }
@@ -191,7 +203,8 @@ impl Responder {
             b_send_rtr: false,
             ..indications(request)
         });
-        self.transmit = Some(frame(FrameKind::Reply, flags, terms.revision, reply, private_data, None)?);
+        self.transmit =
+            Some(frame(FrameKind::Reply, flags, terms.revision, reply, private_data, None, None)?);
         self.state = State::Done;
         Ok(())
     }
@@ -218,7 +231,7 @@ impl Responder {
         let mut peer = None;
         if uwarp
             && frame.flags & mpa::FLAG_UWARP_B != 0
-            && let Some((data, said)) = split_peer_data(&private_data)
+            && let Some((data, said, _)) = PeerData::split(&private_data)
         {
             private_data.truncate(data);
             peer = Some(said);

@@ -24,6 +24,7 @@ fn policy() -> ResponderPolicy {
         markers: false,
         know_peers: false,
         max_ird: 128,
+        host: None,
     }
 }
 
@@ -483,6 +484,7 @@ fn negotiate(a: Settings, b: Settings) -> (Negotiated, Negotiated, usize) {
             markers: b.markers,
             know_peers: b.uwarp,
             max_ird: 128,
+            host: None,
         });
         let request = initiator.poll_transmit().unwrap();
         match feed!(responder, &request) {

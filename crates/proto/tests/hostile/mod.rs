@@ -177,6 +177,7 @@ pub fn setup(bytes: &[u8]) {
         markers: bit(c, 2),
         know_peers: bit(c, 3),
         max_ird: 32,
+        host: None,
     };
     let params = AcceptParams { depths: depths(*d), peer };
     let piece = usize::from(a >> 5) + 1;

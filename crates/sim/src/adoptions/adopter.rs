@@ -124,6 +124,7 @@ impl Adopter {
             markers: false,
             know_peers: knows_peers,
             max_ird: 16,
+            host: None,
         };
         let depths = Depths::negotiated(16, 16);
         let peer = PeerData { qpn: self.pair.qpn, ..PeerData::new() };

@@ -466,6 +466,7 @@ impl Port {
             markers: false,
             know_peers: true,
             max_ird: 16,
+            host: None,
         };
         let settings = Settings {
             timeouts: Timeouts::default(),

@@ -312,6 +312,7 @@ impl Stranger {
                 markers: false,
                 know_peers: true,
                 max_ird: 16,
+                host: None,
             };
             let request = Some(Responder::new(policy));
             self.conns.push(Talk { id, side: 1, read: Vec::new(), request, answered: false });

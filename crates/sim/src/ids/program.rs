@@ -174,6 +174,7 @@ impl Program {
             markers: false,
             know_peers: self.plan.knows_peers,
             max_ird: 16,
+            host: None,
         };
         Rules { timeouts: Timeouts::default(), infiniband: self.plan.infiniband, policy }
     }

@@ -91,6 +91,7 @@ pub(super) fn rules() -> Rules {
         markers: false,
         know_peers: true,
         max_ird: 16,
+        host: None,
     };
     Rules { timeouts: Timeouts::default(), infiniband: true, policy }
 }

@@ -381,7 +381,7 @@ impl Shell {
 /// A responder that has this request.
 fn responder(now: &Now, request: &[u8]) -> (Handshake, uwarp_proto::setup::Request) {
     let conn = Space::new(9).name();
-    let mut peer = Handshake::await_request(now, None, testing::responder());
+    let mut peer = Handshake::await_request(now, None, testing::responder(), None);
     let mut rest = request;
     loop {
         let Want::Bytes(want) = peer.want() else { panic!("not a request") };

@@ -279,7 +279,7 @@ impl Bench {
     /// The peer answers a request.
     fn answer(&mut self, conn: ConnKey, request: &[u8], how: impl FnOnce(&Introduction) -> Answer) {
         let now = self.clock.now();
-        let mut responder = Handshake::await_request(&now, None, testing::responder());
+        let mut responder = Handshake::await_request(&now, None, testing::responder(), None);
         let mut rest = request;
         let asked = loop {
             let Want::Bytes(want) = responder.want() else { panic!("a whole request") };

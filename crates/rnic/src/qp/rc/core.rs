@@ -350,6 +350,11 @@ impl RcCore {
         Ok(())
     }
 
+    /// Whether the peer has sent a frame of the present stream.
+    pub fn has_heard(&self) -> bool {
+        self.stream.as_ref().is_some_and(|stream| stream.opening.heard())
+    }
+
     /// Sets what queries return about the peer. If it does not introduce itself, neither number is known; and
     /// a stranger may end the stream at once when it has no receive, as siw does: no retries.
     pub(super) fn set_peer_attributes(&mut self, peer: Option<PeerData>) {

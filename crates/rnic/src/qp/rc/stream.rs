@@ -163,14 +163,32 @@ impl Stream {
     /// The peer's lower layer carries other frames than was assumed, or other things beside them. Returns
     /// whether that is possible: nothing is sent or received.
     pub fn reframe(&mut self, framing: Framing, link: LinkCaps) -> bool {
-        let untouched = self.out.queued() == 0 && !self.opening.heard();
-        if !untouched || self.direct.is_some() || self.closing.is_some() {
+        if self.opening.heard() || self.direct.is_some() || self.closing.is_some() {
             return false;
+        }
+        if self.out.queued() > 0 {
+            return self.begin_anew(framing, link);
         }
         (self.params.framing, self.params.link) = (framing, link);
         self.mulpdu = self.params.mulpdu();
         (self.sender, self.receiver) = (framing.sender(), framing.receiver());
         self.out = OutQueue::new(self.sender.boundaries(), link.refers);
+        true
+    }
+
+    /// What this end has queued, and not sent, in the other framing: it is the ready-to-receive frame alone.
+    fn begin_anew(&mut self, framing: Framing, link: LinkCaps) -> bool {
+        if self.out.taken() > 0 || self.is_used() {
+            return false;
+        }
+        let Some(streaming) = self.streaming.take() else { return false };
+        let params = StreamParams { framing, link, ..self.params };
+        let mut anew = Self::new(self.qpn, params, streaming);
+        anew.begin();
+        // What has been reported of it is not reported again.
+        (anew.established, anew.comm_est) = (self.established, self.comm_est);
+        (anew.draining, anew.answer) = (self.draining, self.answer);
+        *self = anew;
         true
     }
 

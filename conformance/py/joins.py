@@ -1,0 +1,146 @@
+"""Asks a process for memory as its peers do (crates/driver/src/host/words.rs), and lies.
+
+    joins.py NAME WAY
+
+NAME is the process's among abstract Unix sockets. Prints what became of it: "closed" if the process has closed
+the socket, "silence" if it says nothing, "answered N" if it refuses with the reason N, "granted" if it does not.
+"""
+
+import array
+import fcntl
+import os
+import select
+import socket
+import struct
+import sys
+
+PATIENCE = 60
+QUIET = 1
+FIRST, NEW_SLAB = 1, 2
+RING = 512 << 10
+SLAB = 4096 + 2 * 64 * 64 + 2 * 64 * RING
+BOARD = 4096
+# Linux names them so, and Python knows them from 3.8 on.
+SHRINK_GROW_SEAL = fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SEAL
+
+
+def memory(size, seals=SHRINK_GROW_SEAL):
+    made = os.memfd_create("a stranger's", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
+    os.ftruncate(made, size)
+    fcntl.fcntl(made, fcntl.F_ADD_SEALS, seals)
+    return made
+
+
+def end(address, port):
+    return bytes(10) + b"\xff\xff" + socket.inet_aton(address) + struct.pack("!H", port)
+
+
+def question(flags=FIRST | NEW_SLAB, nonce=b"a guess, no more", slab=0, lane=0, magic=b"uwJ1"):
+    return magic + struct.pack("=I16sII", flags, nonce, slab, lane) + end("127.0.0.1", 1) + end("127.0.0.1", 2)
+
+
+def bell():
+    read, write = os.pipe()
+    os.close(read)
+    return write
+
+
+def link(name):
+    made = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    # Waits, while many others do the same.
+    made.connect("\0" + name)
+    made.settimeout(PATIENCE)
+    return made
+
+
+def say(made, words, descriptors=()):
+    rights = array.array("i", descriptors)
+    try:
+        made.sendmsg([words], [(socket.SOL_SOCKET, socket.SCM_RIGHTS, rights)] if descriptors else [])
+    except (BrokenPipeError, ConnectionResetError):
+        pass
+
+
+def became(made):
+    """What the process does with it, in the end."""
+    said = []
+    while select.select([made], [], [], QUIET)[0]:
+        try:
+            answer = made.recv(100)
+        except ConnectionResetError:
+            answer = b""
+        if not answer:
+            return " ".join(said + ["closed"])
+        reason = struct.unpack("=I", answer[4:8])[0]
+        said.append(f"answered {reason}" if reason else "granted")
+    return " ".join(said or ["silence"])
+
+
+def nothing(made):
+    """Only connects."""
+
+
+def guesses(made):
+    """All is as it should be but the nonce."""
+    say(made, question(), [memory(BOARD), bell(), memory(SLAB)])
+    for number in range(500):
+        say(made, question(0, struct.pack("=QQ", number, number)))
+
+
+def nonsense(made):
+    say(made, os.urandom(77))
+
+
+def another_version(made):
+    say(made, question(magic=b"uwJ9"), [memory(BOARD), bell(), memory(SLAB)])
+
+
+def no_descriptors(made):
+    say(made, question())
+
+
+def too_many_descriptors(made):
+    say(made, question(), [memory(BOARD), bell(), memory(SLAB), memory(SLAB), memory(SLAB)])
+
+
+def files(made):
+    null = os.open("/dev/null", os.O_RDWR)
+    say(made, question(), [null, null, null])
+
+
+def without_seals(made):
+    say(made, question(), [memory(BOARD), bell(), memory(SLAB, fcntl.F_SEAL_GROW)])
+
+
+def a_small_slab(made):
+    say(made, question(), [memory(BOARD), bell(), memory(SLAB - 4096)])
+
+
+def a_slab_before_the_board(made):
+    say(made, question(NEW_SLAB), [memory(SLAB)])
+
+
+def a_second_board(made):
+    say(made, question(), [memory(BOARD), bell(), memory(SLAB)])
+    say(made, question(), [memory(BOARD), bell(), memory(SLAB)])
+
+
+def main():
+    name, way = sys.argv[1:]
+    if way == "floods":
+        # Each is closed at once, or stays without a word.
+        for _ in range(5000):
+            link(name).close()
+        print("closed")
+        return
+    if way == "crowds":
+        made = [link(name) for _ in range(500)]
+        say(made[0], b"?")
+        print(became(made[0]))
+        return
+    made = link(name)
+    globals()[way](made)
+    print(became(made))
+
+
+main()

@@ -1,0 +1,252 @@
+//! Two programs on one host over the memory that they share (`UWARP_LINK`), and who must not share it:
+//! another user, a program behind a proxy, whoever has not seen the connection.
+
+use std::io::copy;
+use std::net::{Shutdown, TcpListener, TcpStream};
+use std::path::{Path, PathBuf};
+use std::process::Command;
+use std::thread::{JoinHandle, sleep, spawn};
+use std::time::{Duration, Instant};
+
+use serde_json::Value;
+use uwarp_conformance::dist::Dist;
+use uwarp_conformance::pair;
+use uwarp_conformance::process::{Cmd, Running};
+use uwarp_conformance::topology::free_port;
+
+/// Longest a test waits for what has to come; reached only when it fails.
+const PATIENCE: Duration = Duration::from_secs(120);
+const NOBODY: u32 = 65534;
+
+/// A program over this link.
+fn over(link: &str, line: &str) -> Cmd {
+    let lib = Dist::find().unwrap().lib();
+    Cmd::line(line).env("LD_LIBRARY_PATH", lib).env("UWARP_LINK", link).limit(PATIENCE)
+}
+
+/// A server that serves for ever, and its port.
+fn server(link: &str) -> (Running, u16) {
+    let port = free_port();
+    let server = over(link, &format!("rping -s -P -S 1000 -a 127.0.0.1 -p {port}"));
+    (pair::serve(&server, port).unwrap(), port)
+}
+
+/// A client that sends and reads 50 times and compares, and ends with 0 if all was right.
+fn client(link: &str, port: u16) -> Cmd {
+    over(link, &format!("rping -c -v -V -S 1000 -C 50 -a 127.0.0.1 -p {port}"))
+}
+
+/// One that goes on until it is stopped.
+fn endless(link: &str, port: u16) -> Running {
+    over(link, &format!("rping -c -S 1000 -a 127.0.0.1 -p {port}")).spawn().unwrap()
+}
+
+/// The program's number: what was started is its guard.
+fn number(process: &Running) -> String {
+    let guard = process.pid().as_raw_nonzero();
+    let children = format!("/proc/{guard}/task/{guard}/children");
+    let first = || std::fs::read_to_string(&children).unwrap().split_whitespace().next().map(str::to_owned);
+    wait_for("a program", process, first)
+}
+
+fn wait_for<T>(what: &str, process: &Running, mut look: impl FnMut() -> Option<T>) -> T {
+    let start = Instant::now();
+    loop {
+        if let Some(found) = look() {
+            return found;
+        }
+        assert!(start.elapsed() < PATIENCE, "never {what}\n{}", process.so_far());
+        sleep(Duration::from_millis(10));
+    }
+}
+
+/// The first queue pair of a process with a stream, as `uwarp stat` shows it.
+fn stream(process: &Running) -> Value {
+    let pid = number(process);
+    let uwarp = Dist::find().unwrap().uwarp().unwrap();
+    wait_for("a stream", process, || {
+        let output = Command::new(&uwarp).args(["stat", "--json", "--pid", &pid]).output().unwrap();
+        let document: Value = serde_json::from_slice(&output.stdout).ok()?;
+        let pairs = document["processes"][0]["queue_pairs"].as_array()?;
+        let sends = |pair: &Value| pair["sent"]["send"]["bytes"].as_u64().is_some_and(|bytes| bytes > 0);
+        pairs.iter().find(|pair| pair["link"].is_string() && sends(pair)).cloned()
+    })
+}
+
+/// The names of the sockets by which a process is asked for memory: of these, the process holds the inodes.
+fn names(process: &Running) -> Vec<String> {
+    let pid = number(process);
+    let links = std::fs::read_dir(format!("/proc/{pid}/fd")).unwrap().flatten();
+    let held: Vec<PathBuf> = links.filter_map(|entry| std::fs::read_link(entry.path()).ok()).collect();
+    let all = std::fs::read_to_string("/proc/net/unix").unwrap();
+    let rows = all.lines().filter_map(|line| {
+        let mut words = line.split_whitespace().skip(6);
+        let (inode, name) = (words.next()?, words.next()?);
+        let name = name.strip_prefix('@').filter(|name| name.starts_with("uwarp-host-"))?;
+        held.contains(&PathBuf::from(format!("socket:[{inode}]"))).then(|| name.to_owned())
+    });
+    let mut names: Vec<String> = rows.collect();
+    names.dedup();
+    names
+}
+
+/// Asks the server for memory in one of the ways of the script.
+fn join(server: &Running, way: &str) -> Cmd {
+    let name = wait_for("a name", server, || names(server).pop());
+    let script = Path::new(env!("CARGO_MANIFEST_DIR")).join("py/joins.py");
+    // Another user may not be able to read the file.
+    let script = std::fs::read_to_string(script).unwrap();
+    Cmd::new("/usr/bin/python3").arg("-c").arg(script).arg(name).arg(way).limit(PATIENCE)
+}
+
+fn said(cmd: &Cmd) -> String {
+    cmd.run_ok().unwrap().stdout.trim().to_owned()
+}
+
+fn descriptors(process: &Running) -> usize {
+    std::fs::read_dir(format!("/proc/{}/fd", number(process))).unwrap().count()
+}
+
+/// The library where another user can read it.
+fn readable_by_all() -> PathBuf {
+    let to = Path::new("/tmp").join(format!("uwarp-memory-{}", std::process::id()));
+    let _ = std::fs::remove_dir_all(&to);
+    std::fs::create_dir(&to).unwrap();
+    for entry in std::fs::read_dir(Dist::find().unwrap().lib()).unwrap().flatten() {
+        let (from, to) = (entry.path(), to.join(entry.file_name()));
+        match std::fs::read_link(&from) {
+            Ok(target) => std::os::unix::fs::symlink(target, to).unwrap(),
+            Err(_) if from.is_file() => _ = std::fs::copy(from, to).unwrap(),
+            Err(_) => {}
+        }
+    }
+    to
+}
+
+/// Carries bytes between one client and the server, as a proxy does; returns its port.
+fn proxy(to: u16) -> (u16, JoinHandle<()>) {
+    let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+    let port = listener.local_addr().unwrap().port();
+    let carried = spawn(move || {
+        let (client, _) = listener.accept().unwrap();
+        let server = TcpStream::connect(("127.0.0.1", to)).unwrap();
+        let one_way = |from: &TcpStream, to: &TcpStream| {
+            let (mut from, mut to) = (from.try_clone().unwrap(), to.try_clone().unwrap());
+            spawn(move || {
+                // An end that resets its connection ends the other one's.
+                let _ = copy(&mut from, &mut to);
+                let _ = to.shutdown(Shutdown::Write);
+            })
+        };
+        for way in [one_way(&client, &server), one_way(&server, &client)] {
+            way.join().unwrap();
+        }
+    });
+    (port, carried)
+}
+
+#[test]
+fn two_programs_use_memory() {
+    for links in [["memory", "memory"], ["auto", "auto"], ["auto", "memory"], ["memory", "auto"]] {
+        let (server, port) = server(links[0]);
+        client(links[1], port).run_ok().unwrap();
+        let client = endless(links[1], port);
+        for end in [&server, &client] {
+            let stream = stream(end);
+            assert_eq!((&stream["link"], &stream["why_tcp"]), (&"memory".into(), &Value::Null), "{links:?}");
+        }
+        client.stop();
+        server.stop();
+    }
+}
+
+/// Where one end says `tcp`, nothing is offered, or nothing is asked.
+#[test]
+fn one_end_decides_for_tcp() {
+    for links in [["tcp", "auto"], ["auto", "tcp"], ["tcp", "tcp"]] {
+        let (server, port) = server(links[0]);
+        let client = endless(links[1], port);
+        assert_eq!([stream(&server)["link"].clone(), stream(&client)["link"].clone()], ["tcp", "tcp"]);
+        assert_eq!(names(&server).is_empty(), links[0] == "tcp", "{links:?}");
+        client.stop();
+        server.stop();
+    }
+}
+
+/// A TCP connection in two halves has other addresses at each end.
+#[test]
+fn a_proxy_is_not_passed_by() {
+    let (server, port) = server("auto");
+    let (between, carried) = proxy(port);
+    let client = endless("auto", between);
+    let stream = stream(&client);
+    assert_eq!(stream["link"], "tcp");
+    let why = stream["why_tcp"].as_str().unwrap_or_default();
+    assert!(why.contains("does not know this connection"), "{why}");
+    client.stop();
+    carried.join().unwrap();
+    server.stop();
+}
+
+#[test]
+fn a_program_of_another_user_uses_tcp_or_does_not_connect() {
+    let lib = readable_by_all();
+    let as_nobody = |cmd: Cmd| cmd.env("LD_LIBRARY_PATH", &lib).as_user(NOBODY);
+    let (server, port) = server("auto");
+    let client_of_his = as_nobody(over("auto", &format!("rping -c -S 1000 -a 127.0.0.1 -p {port}")));
+    let his = client_of_his.spawn().unwrap();
+    assert_eq!(stream(&server)["link"], "tcp");
+    his.stop();
+    as_nobody(client("auto", port)).run_ok().unwrap();
+    let without = as_nobody(client("memory", port)).run().unwrap();
+    assert!(!without.stdout.contains("ping data"), "there was no memory for it: {}", without.text());
+    client("memory", port).run_ok().unwrap();
+    server.stop();
+    std::fs::remove_dir_all(lib).unwrap();
+}
+
+#[test]
+fn another_user_is_not_heard() {
+    let (server, port) = server("memory");
+    let honest = endless("memory", port);
+    assert_eq!(stream(&honest)["link"], "memory");
+    let before = descriptors(&server);
+    for way in ["nothing", "guesses", "nonsense", "crowds", "floods"] {
+        assert_eq!(said(&join(&server, way).as_user(NOBODY)), "closed", "{way}");
+        client("memory", port).run_ok().unwrap();
+    }
+    // What was shared with those that have ended is gone.
+    wait_for("as many descriptors", &server, || (descriptors(&server) <= before).then_some(()));
+    assert!(honest.is_running(), "{}", honest.so_far());
+    honest.stop();
+    server.stop();
+}
+
+/// A process of the same user may ask. What it says is checked, and costs nobody else anything.
+#[test]
+fn who_lies_gets_nothing() {
+    let (server, port) = server("memory");
+    let honest = endless("memory", port);
+    assert_eq!(stream(&honest)["link"], "memory");
+    for (way, becomes) in [
+        ("nothing", "silence"),
+        ("guesses", "silence"),
+        ("nonsense", "closed"),
+        ("another_version", "closed"),
+        ("no_descriptors", "answered 3 closed"),
+        ("too_many_descriptors", "answered 3 closed"),
+        ("files", "answered 3 closed"),
+        ("without_seals", "answered 3 closed"),
+        ("a_small_slab", "answered 3 closed"),
+        ("a_slab_before_the_board", "answered 3 closed"),
+        ("a_second_board", "answered 3 closed"),
+        ("crowds", "closed"),
+        ("floods", "closed"),
+    ] {
+        assert_eq!(said(&join(&server, way)), becomes, "{way}");
+        client("memory", port).run_ok().unwrap();
+    }
+    assert!(honest.is_running(), "{}", honest.so_far());
+    honest.stop();
+    server.stop();
+}

@@ -1,0 +1,256 @@
+//! Two ends on one host agree to use memory instead of their TCP connection.
+//!
+//! ```text
+//!   TCP:   MPA request ──▶      ◀── MPA reply, with the name of the responder's process and a nonce
+//!   Unix:  join ──▶      ◀── answer                                          (words.rs)
+//!   memory: the initiator's first frame; or TCP, if there was no answer
+//! ```
+//!
+//! The initiator alone decides, with its first frame: its link is [held](Qp::attach_held) until it has an
+//! answer or the time is over. The responder keeps both: it has attached the connection with its reply, and a
+//! lane that it has granted waits beside it ([`Granted`]) until a byte comes over one of the two. So nothing
+//! is ambiguous, and no thread waits.
+//!
+//! The proof that both ends are on this host, and who they are: the nonce went over the TCP connection alone,
+//! and counts once; the Unix socket says which user asks, and which one answers; and the connection's ends,
+//! as the two processes see them, are mirror images, so that nobody is passed by who lies between.
+
+mod asked;
+mod asking;
+mod fading;
+mod words;
+
+use std::collections::HashMap;
+use std::io::{IoSlice, IoSliceMut};
+use std::mem::MaybeUninit;
+use std::net::SocketAddr;
+use std::os::fd::{BorrowedFd, OwnedFd};
+use std::sync::{Arc, Weak};
+use std::time::{Duration, Instant};
+
+use rustix::fd::AsFd;
+use rustix::io::Errno;
+use rustix::net::{
+    RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, SendAncillaryBuffer, SendAncillaryMessage,
+    SendFlags, SocketAddrUnix,
+};
+use uwarp_llp::memory::lane::End;
+use uwarp_process::Mutex;
+use uwarp_proto::setup::{Host, HostKey, Negotiated};
+use uwarp_rnic::mr::random_u32;
+
+use crate::config::{Config, LinkChoice};
+use crate::engine::Engine;
+use crate::lanes::Lanes;
+use crate::nic::Nic;
+use crate::qp::{Qp, StreamNumber};
+
+use asked::Asked;
+use asking::Asking;
+pub use words::Why;
+
+/// How long an initiator waits for the answer.
+const ANSWER: Duration = Duration::from_millis(200);
+/// After a failure, a process is not asked again for so long.
+const AFTER_FAILURE: Duration = Duration::from_secs(10);
+
+/// What this process shares with others of its host.
+pub struct Neighbours {
+    engine: Arc<Engine>,
+    key: HostKey,
+    lanes: Arc<Lanes>,
+    asked: Arc<Asked>,
+    /// Those that this process asks, by incarnation.
+    asking: Mutex<HashMap<[u8; 16], Known>, 9>,
+}
+
+/// A queue pair has got a stream of which the two processes may settle the link: an initiator's is settled
+/// from now on, and a responder's initiator may ask.
+pub fn begin(qp: &Arc<Qp>, number: StreamNumber, negotiated: &Negotiated) {
+    let Some(host) = negotiated.host else { return };
+    let unsettled = Unsettled { qp: Arc::downgrade(qp), number };
+    let (neighbours, ends) = (qp.neighbours(), qp.ends(number));
+    match (neighbours, ends, negotiated.initiator) {
+        (Some(neighbours), Some(ends), true) => {
+            if let Err((why, unsettled)) = neighbours.ask(host, ends, unsettled) {
+                unsettled.stay(why);
+            }
+        }
+        (Some(neighbours), Some(ends), false) => neighbours.asked.expect(host.nonce, ends, unsettled),
+        (_, _, true) => unsettled.stay(Why::Sandbox),
+        (_, _, false) => {}
+    }
+}
+
+/// A process that this one asks.
+enum Known {
+    Asking(Arc<Asking>),
+    /// It has failed.
+    Not(Why, Instant),
+}
+
+/// A stream that waits for its link to be settled.
+#[derive(Clone)]
+pub(crate) struct Unsettled {
+    qp: Weak<Qp>,
+    number: StreamNumber,
+}
+
+impl Unsettled {
+    /// The stream goes on over this lane.
+    fn settle(&self, end: End) {
+        if let Some(qp) = self.qp.upgrade()
+            && let Err(error) = qp.settle_in_memory(self.number, end)
+        {
+            tracing::debug!(qpn = qp.qpn(), "the stream has ended before its link was settled: {error}");
+        }
+    }
+
+    /// Whether nothing was heard of the peer yet.
+    fn is_open(&self) -> bool {
+        self.qp.upgrade().is_some_and(|qp| qp.may_settle(self.number))
+    }
+
+    /// The stream stays with TCP, or ends if that is not allowed.
+    fn stay(&self, why: Why) {
+        let Some(qp) = self.qp.upgrade() else { return };
+        if Config::get().link == LinkChoice::Memory {
+            tracing::error!(qpn = qp.qpn(), "UWARP_LINK=memory, but {why}: the connection ends");
+            return qp.end_stream(self.number);
+        }
+        tracing::info!(qpn = qp.qpn(), "the stream uses TCP: {why}");
+        qp.stay_with_tcp(self.number, why);
+    }
+}
+
+impl Neighbours {
+    pub(crate) fn start(nic: &Nic) -> Result<Arc<Self>, Why> {
+        if is_sandboxed() {
+            return Err(Why::Sandbox);
+        }
+        let mut words = [[0; 16]; 2];
+        for part in words.iter_mut().flat_map(|word| word.chunks_exact_mut(4)) {
+            part.copy_from_slice(&random_u32().map_err(|_| Why::NoResources)?.to_ne_bytes());
+        }
+        let [incarnation, key] = words;
+        let key = HostKey { incarnation, key };
+        let lanes = nic.lanes().map_err(|_| Why::NoResources)?;
+        let engine = nic.engine().clone();
+        let asked = Asked::listen(&engine, &lanes, &incarnation).map_err(|_| Why::NoResources)?;
+        Ok(Arc::new(Self { engine, key, lanes, asked, asking: Mutex::default() }))
+    }
+
+    /// What a responder offers to its initiators.
+    pub fn key(&self) -> HostKey {
+        self.key
+    }
+
+    /// Whether this stream's link is to be held until it is settled.
+    pub fn holds(negotiated: &Negotiated) -> bool {
+        negotiated.initiator && negotiated.host.is_some() && Config::get().link != LinkChoice::Tcp
+    }
+
+    fn ask(&self, host: Host, ends: [SocketAddr; 2], unsettled: Unsettled) -> Result<(), (Why, Unsettled)> {
+        let asking = match self.asking(host.incarnation) {
+            Ok(asking) => asking,
+            Err(why) => return Err((why, unsettled)),
+        };
+        let result = asking.ask(host.nonce, ends, unsettled);
+        if let Err((why, _)) = &result {
+            self.forget(host.incarnation, &asking, *why);
+        }
+        result
+    }
+
+    fn asking(&self, incarnation: [u8; 16]) -> Result<Arc<Asking>, Why> {
+        let mut all = self.asking.lock();
+        match all.get(&incarnation) {
+            Some(Known::Asking(asking)) if !asking.is_over() => return Ok(asking.clone()),
+            Some(Known::Not(why, until)) if Instant::now() < *until => return Err(*why),
+            _ => {}
+        }
+        all.retain(|_, known| match known {
+            Known::Asking(asking) => !asking.is_over(),
+            Known::Not(_, until) => Instant::now() < *until,
+        });
+        let begun = Asking::begin(&self.engine, &self.lanes, &incarnation);
+        let known = match &begun {
+            Ok(asking) => Known::Asking(asking.clone()),
+            Err(why) => Known::Not(*why, Instant::now() + AFTER_FAILURE),
+        };
+        all.insert(incarnation, known);
+        begun
+    }
+
+    fn forget(&self, incarnation: [u8; 16], asking: &Arc<Asking>, why: Why) {
+        if asking.is_over() {
+            let until = Instant::now() + AFTER_FAILURE;
+            self.asking.lock().insert(incarnation, Known::Not(why, until));
+        }
+    }
+}
+
+/// The address of a process among Unix sockets: an abstract name, which belongs to the network namespace and
+/// to no file system.
+fn name(incarnation: &[u8; 16]) -> Result<SocketAddrUnix, Errno> {
+    let mut name = b"uwarp-host-".to_vec();
+    for byte in incarnation {
+        name.extend(format!("{byte:02x}").bytes());
+    }
+    SocketAddrUnix::new_abstract_name(&name)
+}
+
+/// Whether the process at the other end belongs to the same user. (The user of whom a namespace knows nothing
+/// is nobody's.)
+fn is_same_user(socket: impl AsFd) -> bool {
+    const OVERFLOW: u32 = 65534;
+    let uid = rustix::net::sockopt::socket_peercred(socket).map(|peer| peer.uid.as_raw());
+    uid.is_ok_and(|uid| uid == rustix::process::geteuid().as_raw() && uid != OVERFLOW)
+}
+
+/// Whether other processes of the user must not read this one's memory: then it shares none.
+fn is_sandboxed() -> bool {
+    let dumpable = rustix::process::dumpable_behavior();
+    let is_dumpable = matches!(dumpable, Ok(rustix::process::DumpableBehavior::Dumpable));
+    !is_dumpable || crate::has_more_rights_than_its_caller() || has_filters_of_its_own()
+}
+
+/// Whether the process has system call filters beyond those of its parent. A container's belong to both.
+fn has_filters_of_its_own() -> bool {
+    let filters = |pid: &str| -> Option<u32> {
+        let status = std::fs::read_to_string(format!("/proc/{pid}/status")).ok()?;
+        let line = status.lines().find_map(|line| line.strip_prefix("Seccomp_filters:"))?;
+        line.trim().parse().ok()
+    };
+    let Some(own @ 1..) = filters("self") else { return false };
+    let parent = rustix::process::getppid().map(|pid| pid.as_raw_nonzero().to_string());
+    parent.and_then(|pid| filters(&pid)).is_none_or(|parents| own > parents)
+}
+
+/// Sends one message with descriptors. Never waits.
+fn send(socket: impl AsFd, bytes: &[u8], fds: &[BorrowedFd<'_>]) -> Result<(), Errno> {
+    let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(3))];
+    let mut control = SendAncillaryBuffer::new(&mut space);
+    if !fds.is_empty() && !control.push(SendAncillaryMessage::ScmRights(fds)) {
+        return Err(Errno::NOBUFS);
+    }
+    let flags = SendFlags::DONTWAIT | SendFlags::NOSIGNAL;
+    rustix::net::sendmsg(socket, &[IoSlice::new(bytes)], &mut control, flags).map(|_| ())
+}
+
+/// The most descriptors of a message.
+const MOST: usize = 3;
+
+/// Receives one message, of at most the buffer's size; returns how long it is. 0: the peer has closed.
+fn receive(socket: impl AsFd, buffer: &mut [u8], fds: &mut Vec<OwnedFd>) -> Result<usize, Errno> {
+    let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(MOST))];
+    let mut control = RecvAncillaryBuffer::new(&mut space);
+    let flags = RecvFlags::DONTWAIT | RecvFlags::CMSG_CLOEXEC;
+    let message = rustix::net::recvmsg(socket, &mut [IoSliceMut::new(buffer)], &mut control, flags)?;
+    for part in control.drain() {
+        if let RecvAncillaryMessage::ScmRights(rights) = part {
+            fds.extend(rights);
+        }
+    }
+    Ok(message.bytes)
+}

@@ -1,0 +1,361 @@
+//! This process is asked for memory: the responder's part.
+
+use std::collections::HashMap;
+use std::net::SocketAddr;
+use std::os::fd::{AsFd as _, AsRawFd as _, BorrowedFd, OwnedFd};
+use std::sync::{Arc, Weak};
+use std::time::{Duration, Instant};
+
+use rustix::io::Errno;
+use rustix::net::{AddressFamily, SocketFlags, SocketType};
+use uwarp_llp::carrier::Watch;
+use uwarp_llp::memory::board::PeerBoard;
+use uwarp_llp::memory::lane::End;
+use uwarp_llp::memory::pair::{Bell, Pair};
+use uwarp_llp::memory::slab::Slab;
+use uwarp_process::{Descriptor, Mutex, OnceValue};
+
+use super::fading::Fading;
+use super::words::{Answer, Join};
+use super::{Unsettled, Why, is_same_user, name, receive, send};
+use crate::engine::Engine;
+use crate::lanes::Lanes;
+use crate::source::{Interest, Readiness, Source, Token};
+
+/// Processes that may ask at the same time. Each has one socket.
+const MOST_ASKERS: usize = 4096;
+/// Slabs of one of them: as many lanes as it may have queue pairs.
+const MOST_SLABS: usize = 1024;
+/// A nonce counts for so long; an initiator asks as soon as it has it.
+const EXPECTED: Duration = Duration::from_secs(2);
+/// A question that comes before its connection is attached here waits for so long.
+const EARLY: Duration = Duration::from_millis(100);
+/// Such questions at the same time.
+const MOST_EARLY: usize = 1024;
+/// How often a lane that was granted looks whether its stream has begun over the connection.
+const GRANTED: Duration = Duration::from_secs(2);
+/// Processes that are let in before others are served. Who connects again and again keeps nobody waiting.
+const TURN: usize = 64;
+
+/// Answers questions.
+pub(super) struct Asked {
+    engine: Arc<Engine>,
+    lanes: Arc<Lanes>,
+    socket: Descriptor,
+    token: OnceValue<Token>,
+    me: Weak<Self>,
+    state: Mutex<State, 26>,
+}
+
+#[derive(Default)]
+struct State {
+    /// Connections of which an initiator may ask, by nonce.
+    expected: HashMap<[u8; 16], Expected>,
+    /// Questions about connections that are not attached here yet.
+    early: Vec<(Arc<Asker>, Join, Instant)>,
+    askers: usize,
+}
+
+struct Expected {
+    ends: [SocketAddr; 2],
+    unsettled: Unsettled,
+    until: Instant,
+}
+
+impl Asked {
+    pub fn listen(
+        engine: &Arc<Engine>,
+        lanes: &Arc<Lanes>,
+        incarnation: &[u8; 16],
+    ) -> Result<Arc<Self>, Errno> {
+        let flags = SocketFlags::NONBLOCK | SocketFlags::CLOEXEC;
+        let socket = Descriptor::made(|| {
+            rustix::net::socket_with(AddressFamily::UNIX, SocketType::SEQPACKET, flags, None)
+        })?;
+        rustix::net::bind(&socket, &name(incarnation)?)?;
+        rustix::net::listen(&socket, 1024)?;
+        let fd = socket.as_fd().as_raw_fd();
+        let asked = Arc::new_cyclic(|me| Self {
+            engine: engine.clone(),
+            lanes: lanes.clone(),
+            socket,
+            token: OnceValue::new(),
+            me: me.clone(),
+            state: Mutex::default(),
+        });
+        let listening = engine.register_for(fd, asked.clone(), Interest::Input);
+        let token =
+            listening.map_err(|error| error.raw_os_error().map_or(Errno::IO, Errno::from_raw_os_error))?;
+        asked.token.get_or_make(|| token);
+        // What has come before the token was known.
+        engine.raise(token, Readiness::ANY);
+        Ok(asked)
+    }
+
+    /// An initiator may ask about this connection; `ends`: its own, the initiator's.
+    pub fn expect(&self, nonce: [u8; 16], ends: [SocketAddr; 2], unsettled: Unsettled) {
+        let now = Instant::now();
+        let mut state = self.state.lock();
+        if state.expected.len() >= 64 && state.expected.len().is_power_of_two() {
+            state.expected.retain(|_, expected| now < expected.until);
+        }
+        state.expected.insert(nonce, Expected { ends, unsettled, until: now + EXPECTED });
+        let early = state.early.iter().position(|(_, join, _)| join.nonce == nonce);
+        let early = early.map(|at| state.early.swap_remove(at));
+        drop(state);
+        if let Some((asker, join, _)) = early {
+            asker.answer(self, &join);
+        }
+    }
+
+    fn accept(&self) -> Result<(), Errno> {
+        let flags = SocketFlags::NONBLOCK | SocketFlags::CLOEXEC;
+        let socket = Descriptor::made(|| rustix::net::accept_with(&self.socket, flags))?;
+        // Closed at once: it learns nothing, and costs nothing.
+        if !is_same_user(&socket) {
+            return Ok(());
+        }
+        {
+            let mut state = self.state.lock();
+            if state.askers >= MOST_ASKERS {
+                return Ok(());
+            }
+            state.askers += 1;
+        }
+        let fd = socket.as_fd().as_raw_fd();
+        let asker = Arc::new_cyclic(|me: &Weak<Asker>| Asker {
+            me: me.clone(),
+            asked: self.me.clone(),
+            socket,
+            token: OnceValue::new(),
+            shared: Mutex::default(),
+        });
+        match self.engine.register_for(fd, asker.clone(), Interest::Input) {
+            Ok(token) => _ = asker.token.get_or_make(|| token),
+            Err(error) => {
+                tracing::debug!("cannot watch a process that asks for memory: {error}");
+                asker.end();
+                return Ok(());
+            }
+        }
+        // What has come before the token was known.
+        asker.ready(Readiness::ANY);
+        Ok(())
+    }
+}
+
+impl Source for Asked {
+    fn ready(&self, _: Readiness) {
+        for _ in 0..TURN {
+            match self.accept() {
+                Ok(()) | Err(Errno::INTR | Errno::CONNABORTED) => {}
+                Err(_) => return,
+            }
+        }
+        if let Some(token) = self.token.get() {
+            self.engine.raise(*token, Readiness::ANY);
+        }
+    }
+
+    fn timeout(&self) {}
+}
+
+/// A process that asks.
+struct Asker {
+    me: Weak<Self>,
+    asked: Weak<Asked>,
+    socket: Descriptor,
+    token: OnceValue<Token>,
+    shared: Mutex<Shared, 25>,
+}
+
+/// What it has passed.
+#[derive(Default)]
+struct Shared {
+    pair: Option<Arc<Pair>>,
+    /// To be passed with the first answer.
+    bell: Option<OwnedFd>,
+    watched: Option<Token>,
+    slabs: Vec<Arc<Slab>>,
+    over: bool,
+}
+
+impl Asker {
+    /// Takes one question. `None`: there is none now; an error: this process is not heard any more.
+    fn take(self: &Arc<Self>, asked: &Arc<Asked>) -> Option<Result<(), ()>> {
+        let (mut buffer, mut fds) = ([0; Join::LEN + 1], Vec::new());
+        let bytes = match receive(&self.socket, &mut buffer, &mut fds) {
+            Ok(0) => return Some(Err(())),
+            Ok(bytes) => bytes,
+            Err(Errno::INTR) => return Some(Ok(())),
+            Err(Errno::AGAIN) => return None,
+            Err(_) => return Some(Err(())),
+        };
+        let Some(join) = buffer.get(..bytes).and_then(Join::parse) else { return Some(Err(())) };
+        if self.learn(asked, &join, fds).is_none() {
+            self.refuse(&join, Why::NoResources);
+            return Some(Err(()));
+        }
+        let now = Instant::now();
+        let mut state = asked.state.lock();
+        if !state.expected.contains_key(&join.nonce) {
+            state.early.retain(|(.., until)| now < *until);
+            if state.early.len() < MOST_EARLY {
+                state.early.push((self.clone(), join, now + EARLY));
+                return Some(Ok(()));
+            }
+        }
+        drop(state);
+        self.answer(asked, &join);
+        Some(Ok(()))
+    }
+
+    /// Takes the descriptors that come with a question.
+    fn learn(&self, asked: &Asked, join: &Join, fds: Vec<OwnedFd>) -> Option<()> {
+        let mut fds = fds.into_iter();
+        let mut shared = self.shared.lock();
+        if shared.over {
+            return None;
+        }
+        if join.first {
+            if shared.pair.is_some() {
+                return None;
+            }
+            let board = PeerBoard::open(fds.next()?).ok()?;
+            let pair = Arc::new(Pair::new(board, Bell::from_peer(fds.next()?)));
+            let bell = Bell::create().ok()?;
+            shared.bell = Some(bell.fd().try_clone_to_owned().ok()?);
+            shared.watched = Some(asked.engine.watch_bell(bell).ok()?);
+            shared.pair = Some(pair);
+        }
+        if join.new_slab {
+            if shared.slabs.len() >= MOST_SLABS {
+                return None;
+            }
+            let slab = Slab::open(fds.next()?, shared.pair.clone()?).ok()?;
+            asked.lanes.add(slab.clone());
+            shared.slabs.push(slab);
+        }
+        fds.next().is_none().then_some(())
+    }
+
+    /// Answers: the connection is attached here, or never will be.
+    fn answer(&self, asked: &Asked, join: &Join) {
+        let expected = asked.state.lock().expected.remove(&join.nonce);
+        let granted = expected.ok_or(Why::NotOurs).and_then(|expected| self.grant(asked, join, expected));
+        match granted {
+            Ok(()) => self.say(Answer { nonce: join.nonce, refused: None }),
+            Err(why) => self.refuse(join, why),
+        }
+    }
+
+    fn grant(&self, asked: &Asked, join: &Join, expected: Expected) -> Result<(), Why> {
+        let Expected { ends: [own, peer], unsettled, until } = expected;
+        let canonical = |end: SocketAddr| SocketAddr::new(end.ip().to_canonical(), end.port());
+        if Instant::now() > until || join.ends != [canonical(peer), canonical(own)] {
+            return Err(Why::NotOurs);
+        }
+        let slab = usize::try_from(join.slab).ok().and_then(|at| self.shared.lock().slabs.get(at).cloned());
+        let (Some(slab), Ok(lane)) = (slab, usize::try_from(join.lane)) else { return Err(Why::NotOurs) };
+        if !slab.claim_lane(lane) {
+            return Err(Why::NotOurs);
+        }
+        let mut end = End::new(slab, lane);
+        end.agreed();
+        Granted::wait(&asked.engine, end, unsettled).ok_or(Why::NoResources)
+    }
+
+    fn refuse(&self, join: &Join, why: Why) {
+        self.say(Answer { nonce: join.nonce, refused: Some(why) });
+    }
+
+    fn say(&self, answer: Answer) {
+        let Some(asked) = self.asked.upgrade() else { return };
+        // An answer that is not sent is one that comes too late.
+        let bell = self.shared.lock().bell.take();
+        let fds: Vec<BorrowedFd<'_>> =
+            bell.iter().flat_map(|bell| [asked.lanes.board(), bell.as_fd()]).collect();
+        let _ = send(&self.socket, &answer.to_bytes(), &fds);
+    }
+
+    /// This process is not heard any more. Streams that use its lanes go on.
+    fn end(&self) {
+        let passed = {
+            let mut shared = self.shared.lock();
+            if shared.over {
+                return;
+            }
+            std::mem::replace(&mut *shared, Shared { over: true, ..Shared::default() })
+        };
+        let Some(asked) = self.asked.upgrade() else { return };
+        {
+            let mut state = asked.state.lock();
+            state.askers -= 1;
+            state.early.retain(|(asker, ..)| !std::ptr::eq(asker.as_ref(), self));
+        }
+        Fading::begin(&asked.engine, &asked.lanes, passed.slabs, passed.watched);
+        if let Some(token) = self.token.get() {
+            asked.engine.deregister(*token);
+        }
+    }
+}
+
+impl Source for Asker {
+    fn ready(&self, _: Readiness) {
+        let (Some(asked), Some(me)) = (self.asked.upgrade(), self.me.upgrade()) else { return };
+        while let Some(taken) = me.take(&asked) {
+            if taken.is_err() {
+                return self.end();
+            }
+        }
+    }
+
+    fn timeout(&self) {}
+}
+
+/// A lane that was granted, beside the connection that the stream was attached with. The initiator's first
+/// byte comes over one of the two.
+struct Granted {
+    engine: Arc<Engine>,
+    token: OnceValue<Token>,
+    waiting: Mutex<Option<(End, Unsettled)>, 26>,
+}
+
+impl Granted {
+    fn wait(engine: &Arc<Engine>, end: End, unsettled: Unsettled) -> Option<()> {
+        let granted =
+            Arc::new(Self { engine: engine.clone(), token: OnceValue::new(), waiting: Mutex::new(None) });
+        let token = engine.register_watch(Watch::Itself, granted.clone()).ok()?;
+        granted.token.get_or_make(|| token);
+        end.set_name(token.0);
+        *granted.waiting.lock() = Some((end, unsettled));
+        engine.set_timer(token, Some(Instant::now() + GRANTED));
+        Some(())
+    }
+
+    fn take(&self) -> Option<(End, Unsettled)> {
+        let waiting = self.waiting.lock().take()?;
+        if let Some(token) = self.token.get() {
+            self.engine.deregister(*token);
+        }
+        Some(waiting)
+    }
+}
+
+impl Source for Granted {
+    fn ready(&self, _: Readiness) {
+        if let Some((end, unsettled)) = self.take() {
+            unsettled.settle(end);
+        }
+    }
+
+    fn timeout(&self) {
+        let unsettled = self.waiting.lock().as_ref().map(|(_, unsettled)| unsettled.clone());
+        let (Some(unsettled), Some(token)) = (unsettled, self.token.get()) else { return };
+        if unsettled.is_open() {
+            return self.engine.set_timer(*token, Some(Instant::now() + GRANTED));
+        }
+        // The initiator has decided for its connection, or has ended it.
+        drop(self.take());
+    }
+}

@@ -1,0 +1,200 @@
+//! Two queue pairs of one process over memory, driven the ways programs drive them.
+
+mod common;
+
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use common::{End, LIMIT, sockets, to, uwarp};
+use uwarp_driver::{Rtr, StreamParams};
+use uwarp_llp::Link;
+use uwarp_llp::memory::board::PeerBoard;
+use uwarp_llp::memory::lane::{self, Lane};
+use uwarp_llp::memory::pair::{Bell, Pair};
+use uwarp_llp::memory::slab::Slab;
+use uwarp_process::Descriptor;
+use uwarp_proto::framing::Framing;
+use uwarp_rnic::qp::QpState;
+use uwarp_rnic::{SendOp, Wc, WcStatus};
+
+const SEND: SendOp = SendOp::Send { invalidate: None };
+const OK: WcStatus = WcStatus::Success;
+
+/// A link of this process to itself.
+struct Host {
+    slabs: [Arc<Slab>; 2],
+}
+
+impl Host {
+    fn new(end: &End) -> Self {
+        let (nic, lanes) = (&end.nic, end.nic.lanes().unwrap());
+        let pair = || {
+            let bell = Bell::create().unwrap();
+            let rings = Bell::from_peer(bell.fd().try_clone_to_owned().unwrap());
+            nic.engine().watch_bell(bell).unwrap();
+            let board = PeerBoard::open(lanes.board().try_clone_to_owned().unwrap()).unwrap();
+            Arc::new(Pair::new(board, rings))
+        };
+        let (made, fd) = Slab::create(pair()).unwrap();
+        let slabs = [made, Slab::open(fd, pair()).unwrap()];
+        slabs.iter().for_each(|slab| lanes.add(slab.clone()));
+        Self { slabs }
+    }
+
+    fn links(&self) -> [Link; 2] {
+        let number = self.slabs[0].take_lane().expect("a lane is free");
+        let (a, b) = sockets();
+        let mut at = self.slabs.iter();
+        [a, b].map(|socket| {
+            socket.set_nonblocking(true).unwrap();
+            let mut end = lane::End::new(at.next().unwrap().clone(), number);
+            end.agreed();
+            Lane::new(end, Descriptor::new(socket.into())).into()
+        })
+    }
+
+    fn join(&self, left: &End, right: &End, params: StreamParams) {
+        let [a, b] = self.links();
+        let params = StreamParams { framing: Framing::PLAIN, placement_acks: true, ..params };
+        let initiator = StreamParams { initiator: true, rtr: Rtr::SendWrite, ..params };
+        left.qp.attach(a, initiator, left.watch.clone()).map_err(|(e, _)| e).unwrap();
+        let responder = StreamParams { initiator: false, rtr: Rtr::Expect, wait_first_frame: true, ..params };
+        right.qp.attach(b, responder, right.watch.clone()).map_err(|(e, _)| e).unwrap();
+    }
+}
+
+fn connect(params: StreamParams, size: usize) -> (End, End) {
+    let (left, right) = (End::new(size), End::new(size));
+    Host::new(&left).join(&left, &right, params);
+    (left, right)
+}
+
+fn ping_pong(a: &End, b: &End, take: [fn(&End) -> Wc; 2], rounds: usize) {
+    std::thread::scope(|scope| {
+        scope.spawn(|| {
+            for _ in 0..rounds {
+                b.recv(&[b.sge(0, 64)]);
+                while take[1](b).wr_id != 2 {}
+                b.send(SEND, &[b.sge(0, 64)]);
+            }
+        });
+        for i in 0..rounds {
+            a.recv(&[a.sge(64, 64)]);
+            a.send(SEND, &[a.sge(0, 64)]);
+            let mut received = false;
+            while !received {
+                let wc = take[0](a);
+                assert_eq!(wc.status, OK, "round {i}");
+                received = wc.wr_id == 2;
+            }
+        }
+    });
+}
+
+#[test]
+fn polling_and_blocking_ping_pongs() {
+    for (take, rounds) in [
+        ([End::poll as fn(&End) -> Wc, End::poll as _], 2000),
+        ([End::wait, End::wait], 1000),
+        ([End::poll, End::wait], 500),
+        ([End::wait, End::look_only], 200),
+    ] {
+        let (a, b) = connect(uwarp(), 4096);
+        ping_pong(&a, &b, take, rounds);
+        assert_eq!((a.events.count(), b.events.count()), (0, 0));
+    }
+}
+
+/// Rings are far smaller, and one end is told of room again and again.
+#[test]
+fn large_writes_and_reads_arrive_whole() {
+    let size = 9 << 20;
+    let (mut a, mut b) = connect(uwarp(), size);
+    for (i, byte) in a.memory.iter_mut().enumerate() {
+        *byte = (i % 251) as u8;
+    }
+    let len = 8u32 << 20;
+    let to = b.addr() + 5;
+    a.send(SendOp::Write { stag: b.mr.stag(), to }, &[a.sge(1, len)]);
+    a.send(SEND, &[a.sge(0, 0)]);
+    b.recv(&[b.sge(0, 0)]);
+    assert_eq!([a.poll(), a.poll(), b.poll()].map(|wc| wc.status), [OK; 3]);
+    let n = len as usize;
+    assert!(b.memory[5..5 + n] == a.memory[1..1 + n]);
+    a.memory.fill(0);
+    let read = SendOp::Read { stag: b.mr.stag(), to: b.addr() + 5, invalidate_local: false };
+    a.send(read, &[a.sge(3, len)]);
+    assert_eq!(a.wait().status, OK);
+    assert!(a.memory[3..3 + n] == b.memory[5..5 + n]);
+    // Nobody of the program looks.
+    b.memory.fill(0);
+    a.send(SendOp::Write { stag: b.mr.stag(), to: b.addr() }, &[a.sge(3, len)]);
+    assert_eq!(a.look_only().status, OK);
+    assert!(b.memory[..n] == a.memory[3..3 + n]);
+}
+
+#[test]
+fn a_send_waits_for_its_receive() {
+    let (a, b) = connect(uwarp(), 1 << 20);
+    (0..30).for_each(|_| a.send(SEND, &[a.sge(0, 100_000)]));
+    std::thread::sleep(Duration::from_millis(5));
+    for _ in 0..30 {
+        b.recv(&[b.sge(0, 100_000)]);
+        assert_eq!(b.poll().status, OK);
+    }
+    (0..30).for_each(|_| assert_eq!(a.poll().status, OK));
+}
+
+#[test]
+fn a_disconnect_loses_nothing() {
+    let (a, b) = connect(uwarp(), 1 << 20);
+    b.recv(&[b.sge(0, 1 << 20)]);
+    a.send(SEND, &[a.sge(0, 1 << 20)]);
+    a.qp.disconnect();
+    assert_eq!(b.wait().status, OK);
+    assert_eq!(a.wait().status, OK);
+    b.qp.disconnect();
+    a.watch.wait_end();
+    b.watch.wait_end();
+}
+
+/// What the peer's process leaves behind, when it ends with open descriptors.
+#[test]
+fn the_end_of_the_connection_is_the_end() {
+    let (a, b) = (End::new(4096), End::new(4096));
+    let host = Host::new(&a);
+    let [one, other] = host.links();
+    let params = StreamParams { framing: Framing::PLAIN, placement_acks: true, ..uwarp() };
+    a.qp.attach(one, StreamParams { rtr: Rtr::SendWrite, ..params }, a.watch.clone())
+        .map_err(|(e, _)| e)
+        .unwrap();
+    a.send(SEND, &[a.sge(0, 100)]);
+    let Link::Lane(other) = other else { panic!() };
+    // Not even its flags say anything.
+    drop(other.into_tcp());
+    a.watch.wait_end();
+    assert_ne!(a.wait().status, OK);
+    drop(b);
+}
+
+/// Lanes serve one queue pair after the other, and a slab has 64.
+#[test]
+fn lanes_are_used_again() {
+    let host = Host::new(&End::new(4096));
+    for round in 0..300 {
+        let (one, other) = (End::new(4096), End::new(4096));
+        host.join(&one, &other, uwarp());
+        other.recv(&[other.sge(0, 64)]);
+        one.send(SEND, &[one.sge(0, 64)]);
+        assert_eq!([one.poll().status, other.poll().status], [OK; 2], "round {round}");
+        let how = if round % 2 == 0 { QpState::Err } else { QpState::Reset };
+        one.qp.modify(&to(how)).unwrap();
+        other.watch.wait_end();
+        drop((one, other));
+        let end = Instant::now() + LIMIT;
+        while host.slabs.iter().any(|slab| slab.is_used()) {
+            assert!(Instant::now() < end, "round {round}: a lane is not left");
+            std::thread::sleep(Duration::from_micros(100));
+        }
+    }
+}
