@@ -84,8 +84,9 @@ const CIRCLES: [(&str, &[&str]); 6] = [
     ("driver", &["engine", "held"]),
     // The device finds its queue pairs by number. They are made on it, get their numbers from it and leave
     // their counters there. A registry of trait objects would turn the arrows round, and every lookup would
-    // end in a downcast to the two types that there are.
-    ("driver", &["nic", "pair", "qp", "shell", "ud"]),
+    // end in a downcast to the two types that there are. It keeps what the process shares with its neighbours
+    // (docs/adr/049), which settle queue pairs.
+    ("driver", &["host", "nic", "pair", "qp", "shell", "ud"]),
     ("rsocket", &["poll", "set", "table"]),
     ("rsocket", &["socket", "upgrade"]),
 ];
@@ -287,7 +288,7 @@ const CORE: [&[&str]; 9] = [
     // Posting.
     &["post_send", "check_send", "post_checked", "post_recv", "resume"],
     // The program's other requests; what others show.
-    &["new", "modify", "attach", "disconnect", "leave_gone_peer", "reframe"],
+    &["new", "modify", "attach", "disconnect", "leave_gone_peer", "reframe", "has_heard"],
     &["qpn", "query", "psns", "snapshot", "awaits_stream"],
     // Who makes progress, and when.
     &["stalled", "awaits_receive", "sets_aside", "polled_in_vain"],
