@@ -145,6 +145,10 @@ impl CompletionSink for CompletionEvents {
             self.channel.armed(cq);
         }
     }
+
+    fn fed_by(&self, source: Option<u64>) {
+        self.channel.fed_by(source);
+    }
 }
 
 /// The next cookie, if there is one; `first` as [`wait`] gives it.

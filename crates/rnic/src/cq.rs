@@ -510,6 +510,13 @@ impl Cq {
         }
     }
 
+    /// What the source with this name receives may complete here; `None`: one that many queue pairs share.
+    pub fn fed_by(&self, source: Option<u64>) {
+        if let Some(sink) = &self.completions {
+            sink.fed_by(source);
+        }
+    }
+
     /// Whether only the system knows what this feeder waits for: its sockets. Otherwise a look at memory
     /// finds it.
     pub fn set_needs_system(&self, qpn: u32, needs: bool) {

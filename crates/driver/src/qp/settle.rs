@@ -64,6 +64,7 @@ impl Qp {
         if conn.link.caps().needs_system != caps.needs_system {
             self.shell.set_needs_system(caps.needs_system);
         }
+        self.shell.fed_by(Some(token));
         mark(&link, class);
         // What was reported, and what the pump knows, is about the other link.
         self.hung_up.store(false, Ordering::Release);

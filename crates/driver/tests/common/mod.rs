@@ -38,6 +38,10 @@ impl CompletionSink for ToChannel {
     fn completion_event(&self, cookie: u64) {
         self.0.push(cookie);
     }
+
+    fn fed_by(&self, source: Option<u64>) {
+        self.0.fed_by(source);
+    }
 }
 
 #[derive(Default)]
