@@ -151,6 +151,8 @@ pub struct Qp {
     /// The system has reported, once, that the peer closed or the connection broke. A hint: the report may be
     /// about an earlier stream.
     hung_up: AtomicBool,
+    /// Its timer has expired, and nobody has served it yet.
+    timed_out: AtomicBool,
     /// A receive of the shared receive queue is kept for the Send that waits. A hint: it may have been kept
     /// for an earlier stream.
     kept: AtomicBool,
@@ -179,6 +181,7 @@ impl Qp {
                 room: AtomicBool::new(false),
                 polled: AtomicBool::new(false),
                 hung_up: AtomicBool::new(false),
+                timed_out: AtomicBool::new(false),
                 kept: AtomicBool::new(false),
             }
         });
@@ -544,7 +547,7 @@ impl Qp {
             }
             self.set_timer(inner);
         };
-        self.inner.release(inner, finish, |inner| self.pump(inner, &Now::unread()));
+        self.inner.release(inner, finish, |inner| self.work(inner, &Now::unread()));
     }
 
     fn established(&self, inner: &mut Inner) {
@@ -619,9 +622,22 @@ impl Qp {
     /// Looks for input and room; if another thread has the lock, that thread will look.
     fn look(&self) {
         if let Some(mut inner) = self.inner.look() {
-            self.pump(&mut inner, &Now::unread());
+            self.work(&mut inner, &Now::unread());
             self.release(inner);
         }
+    }
+
+    /// What other threads may have left for the holder of the lock.
+    fn work(&self, inner: &mut Inner, now: &Now) {
+        if self.timed_out.load(Ordering::Acquire) && self.timed_out.swap(false, Ordering::AcqRel) {
+            let Inner { conn, alone, .. } = inner;
+            if let Some(timer) = conn.as_mut().map(|conn| &mut conn.timer).or(alone.as_mut()) {
+                timer.at = None;
+            }
+            inner.core.handle_timeout(now);
+            self.act(inner, now);
+        }
+        self.pump(inner, now);
     }
 
     /// [`Feeder::make_progress`], and whether messages of the peer's were placed.
@@ -685,17 +701,11 @@ impl Source for Qp {
         self.look();
     }
 
+    /// Not to be waited for: a thread that has jumped out of a call, from the handler of a signal, has the
+    /// lock for ever, and the engine's thread serves all queue pairs.
     fn timeout(&self) {
-        let mut inner = self.inner.lock();
-        let now = &Now::unread();
-        let Inner { conn, alone, .. } = &mut *inner;
-        if let Some(timer) = conn.as_mut().map(|conn| &mut conn.timer).or(alone.as_mut()) {
-            timer.at = None;
-        }
-        inner.core.handle_timeout(now);
-        self.act(&mut inner, now);
-        self.pump(&mut inner, now);
-        self.release(inner);
+        self.timed_out.store(true, Ordering::Release);
+        self.look();
     }
 
     fn polled(&self) -> bool {
