@@ -64,6 +64,12 @@ impl End {
         self.agreed = true;
     }
 
+    /// Whether the peer has written anything, or has said that it ends.
+    pub fn is_used_by_peer(&self) -> bool {
+        let line = self.their_line();
+        Theirs::default().hear_tail(line, 0) != Ok(0) || Theirs::flags(line).ends()
+    }
+
     /// What the engine calls the lane from now on: [`Slab::harvest`] reports this name.
     pub fn set_name(&self, name: u64) {
         self.slab.set_name(self.lane, name);
