@@ -62,20 +62,25 @@ impl Look for Lanes {
 
 /// The bell by which a peer wakes this process. What was rung for, a look finds.
 struct Rung {
+    lanes: Arc<Lanes>,
     /// Open as long as it is watched.
     _bell: Bell,
 }
 
 impl Source for Rung {
-    fn ready(&self, _: Readiness) {}
+    /// Each ring is reported to one thread, which need not be the one that sleeps.
+    fn ready(&self, _: Readiness) {
+        self.lanes.board.heard();
+    }
 
     fn timeout(&self) {}
 }
 
-impl Engine {
+impl Lanes {
     /// From now on this bell wakes a thread that sleeps; until [`Engine::deregister`].
-    pub fn watch_bell(&self, bell: Bell) -> io::Result<Token> {
+    pub fn watch_bell(self: &Arc<Self>, engine: &Engine, bell: Bell) -> io::Result<Token> {
         let fd = bell.raw();
-        self.register_for(fd, Arc::new(Rung { _bell: bell }), Interest::Input)
+        let rung = Rung { lanes: self.clone(), _bell: bell };
+        engine.register_for(fd, Arc::new(rung), Interest::Input)
     }
 }

@@ -31,7 +31,7 @@ impl Host {
         let pair = || {
             let bell = Bell::create().unwrap();
             let rings = Bell::from_peer(bell.fd().try_clone_to_owned().unwrap());
-            nic.engine().watch_bell(bell).unwrap();
+            lanes.watch_bell(nic.engine(), bell).unwrap();
             let board = PeerBoard::open(lanes.board().try_clone_to_owned().unwrap()).unwrap();
             Arc::new(Pair::new(board, rings))
         };

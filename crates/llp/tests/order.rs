@@ -144,6 +144,30 @@ fn a_thread_that_still_sleeps_is_rung_for_again() {
     });
 }
 
+/// A thread that polls takes the bell's report, looks, and goes back to its program; the sleeper sleeps on.
+#[test]
+fn a_thread_that_polls_does_not_silence_the_bell() {
+    loom::model(|| {
+        let pair = Pair::new();
+        let mut mine = Mine::default();
+        bell::enter(&pair.board);
+        pair.send(&mut mine, 1);
+        let poller = thread::spawn({
+            let pair = pair.clone();
+            move || {
+                bell::heard(&pair.board);
+                bell::take(&pair.ready);
+                // It may have been told again meanwhile; what comes from here on is the sleeper's.
+                Theirs::default().hear_tail(&pair.line, 0).unwrap()
+            }
+        });
+        pair.send(&mut mine, 1);
+        let seen = poller.join().unwrap();
+        let rings = pair.rings.load(Ordering::SeqCst);
+        assert!(seen == 2 || rings == 2, "{seen} {rings}");
+    });
+}
+
 /// What an end says of itself comes before the bytes that it may be about: a Terminate is about the first
 /// message that is not counted.
 #[test]

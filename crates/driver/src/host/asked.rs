@@ -225,7 +225,7 @@ impl Asker {
             let pair = Arc::new(Pair::new(board, Bell::from_peer(fds.next()?)));
             let bell = Bell::create().ok()?;
             shared.bell = Some(bell.fd().try_clone_to_owned().ok()?);
-            shared.watched = Some(asked.engine.watch_bell(bell).ok()?);
+            shared.watched = Some(asked.lanes.watch_bell(&asked.engine, bell).ok()?);
             shared.pair = Some(pair);
         }
         if join.new_slab {

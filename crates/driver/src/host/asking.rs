@@ -135,7 +135,7 @@ impl Asking {
         }
         fds.extend(new.as_ref().map(|slab| slab.as_fd()));
         let sent = send(&self.socket, &join.to_bytes(), &fds);
-        let failed = match first.map(|(bell, _)| self.engine.watch_bell(bell)) {
+        let failed = match first.map(|(bell, _)| self.lanes.watch_bell(&self.engine, bell)) {
             Some(Err(_)) => Some(Why::NoResources),
             Some(Ok(token)) => {
                 state.watched = Some(token);

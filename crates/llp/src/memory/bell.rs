@@ -9,7 +9,9 @@
 //! sleeper's last look: its `enter` came before that look, so the board shows a sleeper, and its epoch is
 //! new, because every `enter` and every `leave` changes it: the bell rings. (3) A thread wakes and goes back
 //! to the program while another one still sleeps: its `leave` has changed the epoch, so the next news ring
-//! again. The search in `tests/order.rs` fails without the fence, and without the new epoch.
+//! again. (4) A thread that does not sleep takes the bell's report, because it looks at the sockets, and the
+//! sleeper sleeps on: [`heard`] has changed the epoch before that thread looks. The search in
+//! `tests/order.rs` fails without the fence, and without a new epoch in (3) and (4).
 
 use crate::sync::{AtomicU64, Ordering, fence};
 
@@ -25,6 +27,11 @@ pub fn enter(board: &AtomicU64) {
 /// It looks again by itself.
 pub fn leave(board: &AtomicU64) {
     board.fetch_add(EPOCH - 1, Ordering::SeqCst);
+}
+
+/// The calling thread has the bell's report, and looks after this. It may not be the one that sleeps.
+pub fn heard(board: &AtomicU64) {
+    board.fetch_add(EPOCH, Ordering::SeqCst);
 }
 
 /// The lanes with news, as bits; they are not reported again.

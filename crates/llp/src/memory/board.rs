@@ -39,6 +39,11 @@ impl Board {
         bell::leave(self.word());
     }
 
+    /// A thread has been told that a bell was rung, and looks after this.
+    pub fn heard(&self) {
+        bell::heard(self.word());
+    }
+
     fn word(&self) -> &crate::sync::AtomicU64 {
         &self.memory.line(0)[0]
     }
