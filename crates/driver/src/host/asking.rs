@@ -176,8 +176,10 @@ impl Asking {
         };
         let mut state = self.state.lock();
         if let Ok([board, bell]) = <[OwnedFd; 2]>::try_from(fds) {
-            let Ok(board) = PeerBoard::open(board) else { return Some(Err(Why::Version)) };
-            state.pair.learn(board, Bell::from_peer(bell));
+            let (Ok(board), Ok(bell)) = (PeerBoard::open(board), Bell::from_peer(bell)) else {
+                return Some(Err(Why::Version));
+            };
+            state.pair.learn(board, bell);
         }
         let at = state.waiting.iter().position(|waiting| waiting.nonce == answer.nonce);
         // It comes too late, or nobody has asked.
@@ -210,7 +212,7 @@ impl Asking {
         if let Some(token) = self.token.get() {
             self.engine.deregister(*token);
         }
-        // The descriptor stays until another process is asked; the peer need not wait for that.
+        // Its last user closes the descriptor; the peer need not wait for that.
         let _ = rustix::net::shutdown(&self.socket, Shutdown::Both);
         for Waiting { end, unsettled, .. } in waiting {
             drop(end);
