@@ -5,7 +5,8 @@
 # make bench    measures, beside raw TCP sockets in the same run
 # make programs runs all programs of the table and of the guide, with more rounds where possible, and writes docs/programs.md
 # make siw      runs all tests against the Linux kernel's own iWARP, and prints a table
-# make soak     makes and ends connections for SOAK_SECONDS (default 600) and checks that nothing grows
+# make soak     makes and ends connections for SOAK_SECONDS (default 600) and checks that nothing grows; kills and spoils
+#               KILLS (default 1000) processes that share memory with another one
 # make tsan     runs the stress test under the thread sanitizer, UWARP_STRESS_SECONDS for each of its long parts
 # make ranks    runs the C programs over a library whose locks check their order (docs/locks.md)
 # make fuzz     fuzzes all code that reads network bytes, FUZZ_SECONDS (default 60) for each target, one on each processor
@@ -18,6 +19,7 @@ DIST ?= dist
 PREFIX ?= /usr/local
 FUZZ_SECONDS ?= 60
 SOAK_SECONDS ?= 600
+KILLS ?= 1000
 SOCK_FUZZ_SECONDS ?= 120
 # As long as each target runs in make test.
 TEST_FUZZ_SECONDS ?= 10
@@ -76,6 +78,7 @@ soak: dist
 	@scripts/setup test
 	cc -std=gnu11 -O1 -g -Wall -Wextra -pthread -o $(CARGO_TARGET_DIR)/soak conformance/c/soak.c -lrdmacm -libverbs
 	LD_LIBRARY_PATH=$(UWARP_DIST)/lib/uwarp UWARP_LOG=error $(CARGO_TARGET_DIR)/soak 127.0.0.1 $(SOAK_SECONDS) $(SOAK_SEED)
+	KILLS=$(KILLS) $(CARGO_TEST) -p uwarp-conformance --test memory_faults -- --nocapture neighbours
 
 # The standard library is the stable toolchain's, which is not instrumented: tsan.supp lists what the sanitizer then
 # reports as races. The build has its own directory: otherwise this run and the next one would build everything again.

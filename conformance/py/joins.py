@@ -13,9 +13,11 @@ import select
 import socket
 import struct
 import sys
+import time
 
 PATIENCE = 60
-QUIET = 1
+# Longer than a process that asks nothing is waited for.
+QUIET = 4
 FIRST, NEW_SLAB = 1, 2
 RING = 512 << 10
 SLAB = 4096 + 2 * 64 * 64 + 2 * 64 * RING
@@ -40,9 +42,7 @@ def question(flags=FIRST | NEW_SLAB, nonce=b"a guess, no more", slab=0, lane=0, 
 
 
 def bell():
-    read, write = os.pipe()
-    os.close(read)
-    return write
+    return os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
 
 
 def link(name):
@@ -72,7 +72,8 @@ def became(made):
         if not answer:
             return " ".join(said + ["closed"])
         reason = struct.unpack("=I", answer[4:8])[0]
-        said.append(f"answered {reason}" if reason else "granted")
+        word = f"answered {reason}" if reason else "granted"
+        said += [word] if said[-1:] != [word] else []
     return " ".join(said or ["silence"])
 
 
@@ -123,6 +124,35 @@ def a_slab_before_the_board(made):
 def a_second_board(made):
     say(made, question(), [memory(BOARD), bell(), memory(SLAB)])
     say(made, question(), [memory(BOARD), bell(), memory(SLAB)])
+
+
+def a_bell_that_is_a_pipe(made):
+    read, write = os.pipe2(os.O_NONBLOCK)
+    say(made, question(), [memory(BOARD), write, memory(SLAB)])
+
+
+def a_bell_that_waits(made):
+    """Whoever rings it would wait for ever."""
+    full = os.eventfd(0, os.EFD_CLOEXEC)
+    os.eventfd_write(full, 2**64 - 2)
+    say(made, question(), [memory(BOARD), full, memory(SLAB)])
+
+
+def half(made):
+    """The first message, and not more; the answer cannot come."""
+    say(made, question()[:40], [memory(BOARD), bell(), memory(SLAB)])
+
+
+def asks_on_and_on(made):
+    """Questions without a pause, for a second."""
+    say(made, question(), [memory(BOARD), bell(), memory(SLAB)])
+    made.settimeout(0.1)
+    until = time.monotonic() + 1
+    while time.monotonic() < until:
+        try:
+            made.send(question(0, os.urandom(16)))
+        except TimeoutError:
+            pass
 
 
 def main():

@@ -125,7 +125,8 @@ pub fn are_one_host([own, peer]: [SocketAddr; 2]) -> bool {
 
 /// A process that this one asks.
 enum Known {
-    Asking(Arc<Asking>),
+    /// The engine has it as long as it is of use: when the process is gone, nothing of it is kept.
+    Asking(Weak<Asking>),
     /// It has failed.
     Not(Why, Instant),
 }
@@ -203,18 +204,23 @@ impl Neighbours {
 
     fn asking(&self, incarnation: [u8; 16]) -> Result<Arc<Asking>, Why> {
         let mut all = self.asking.lock();
+        let in_use = |asking: &Weak<Asking>| asking.upgrade().filter(|asking| !asking.is_over());
         match all.get(&incarnation) {
-            Some(Known::Asking(asking)) if !asking.is_over() => return Ok(asking.clone()),
+            Some(Known::Asking(asking)) => {
+                if let Some(asking) = in_use(asking) {
+                    return Ok(asking);
+                }
+            }
             Some(Known::Not(why, until)) if Instant::now() < *until => return Err(*why),
             _ => {}
         }
         all.retain(|_, known| match known {
-            Known::Asking(asking) => !asking.is_over(),
+            Known::Asking(asking) => in_use(asking).is_some(),
             Known::Not(_, until) => Instant::now() < *until,
         });
         let begun = Asking::begin(&self.engine, &self.lanes, &incarnation);
         let known = match &begun {
-            Ok(asking) => Known::Asking(asking.clone()),
+            Ok(asking) => Known::Asking(Arc::downgrade(asking)),
             Err(why) => Known::Not(*why, Instant::now() + AFTER_FAILURE),
         };
         all.insert(incarnation, known);

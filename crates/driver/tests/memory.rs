@@ -30,7 +30,7 @@ impl Host {
         let (nic, lanes) = (&end.nic, end.nic.lanes().unwrap());
         let pair = || {
             let bell = Bell::create().unwrap();
-            let rings = Bell::from_peer(bell.fd().try_clone_to_owned().unwrap());
+            let rings = Bell::from_peer(bell.fd().try_clone_to_owned().unwrap()).unwrap();
             lanes.watch_bell(nic.engine(), bell).unwrap();
             let board = PeerBoard::open(lanes.board().try_clone_to_owned().unwrap()).unwrap();
             Arc::new(Pair::new(board, rings))

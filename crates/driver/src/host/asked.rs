@@ -31,11 +31,16 @@ const EXPECTED: Duration = Duration::from_secs(2);
 /// A question that comes before its connection is attached here waits for so long.
 const EARLY: Duration = Duration::from_millis(100);
 /// Such questions at the same time.
-const MOST_EARLY: usize = 1024;
+const MOST_EARLY: usize = 4096;
+/// Those of one process, so that it leaves room for others.
+const MOST_EARLY_OF_ONE: usize = 256;
 /// How often a lane that was granted looks whether its stream has begun over the connection.
 const GRANTED: Duration = Duration::from_secs(2);
-/// Processes that are let in before others are served. Who connects again and again keeps nobody waiting.
+/// Processes that are let in, and questions of one that are taken, before others are served. Who connects or
+/// asks again and again keeps nobody waiting.
 const TURN: usize = 64;
+/// A process that has connected and asks nothing is not waited for: it holds a descriptor.
+const SILENT: Duration = Duration::from_secs(2);
 
 /// Answers questions.
 pub(super) struct Asked {
@@ -146,7 +151,10 @@ impl Asked {
             shared: Mutex::default(),
         });
         match self.engine.register_for(fd, asker.clone(), Interest::Input) {
-            Ok(token) => _ = asker.token.get_or_make(|| token),
+            Ok(token) => {
+                asker.token.get_or_make(|| token);
+                self.engine.set_timer(token, Some(Instant::now() + SILENT));
+            }
             Err(error) => {
                 tracing::debug!("cannot watch a process that asks for memory: {error}");
                 asker.end();
@@ -215,7 +223,8 @@ impl Asker {
         let mut state = asked.state.lock();
         if !state.expected.contains_key(&join.nonce) {
             state.early.retain(|(.., until)| now < *until);
-            if state.early.len() < MOST_EARLY {
+            let its_own = || state.early.iter().filter(|(asker, ..)| Arc::ptr_eq(asker, self)).count();
+            if state.early.len() < MOST_EARLY && its_own() < MOST_EARLY_OF_ONE {
                 state.early.push((self.clone(), join, now + EARLY));
                 return Some(Ok(()));
             }
@@ -237,7 +246,7 @@ impl Asker {
                 return None;
             }
             let board = PeerBoard::open(fds.next()?).ok()?;
-            let pair = Arc::new(Pair::new(board, Bell::from_peer(fds.next()?)));
+            let pair = Arc::new(Pair::new(board, Bell::from_peer(fds.next()?).ok()?));
             let bell = Bell::create().ok()?;
             shared.bell = Some(bell.fd().try_clone_to_owned().ok()?);
             shared.watched = Some(asked.lanes.watch_bell(&asked.engine, bell).ok()?);
@@ -321,14 +330,24 @@ impl Asker {
 impl Source for Asker {
     fn ready(&self, _: Readiness) {
         let (Some(asked), Some(me)) = (self.asked.upgrade(), self.me.upgrade()) else { return };
-        while let Some(taken) = me.take(&asked) {
-            if taken.is_err() {
-                return self.end();
+        for _ in 0..TURN {
+            match me.take(&asked) {
+                Some(Ok(())) => {}
+                Some(Err(())) => return self.end(),
+                None => return,
             }
+        }
+        if let Some(token) = self.token.get() {
+            asked.engine.raise(*token, Readiness::ANY);
         }
     }
 
-    fn timeout(&self) {}
+    fn timeout(&self) {
+        let is_silent = self.shared.lock().pair.is_none();
+        if is_silent {
+            self.end();
+        }
+    }
 }
 
 /// A lane that was granted, beside the connection that the stream was attached with. The initiator's first

@@ -178,8 +178,10 @@ impl Asking {
             return Some(Err(Why::Version));
         };
         if let Ok([board, bell]) = <[OwnedFd; 2]>::try_from(fds) {
-            let Ok(board) = PeerBoard::open(board) else { return Some(Err(Why::Version)) };
-            state.pair.learn(board, Bell::from_peer(bell));
+            let (Ok(board), Ok(bell)) = (PeerBoard::open(board), Bell::from_peer(bell)) else {
+                return Some(Err(Why::Version));
+            };
+            state.pair.learn(board, bell);
         }
         let at = state.waiting.iter().position(|waiting| waiting.nonce == answer.nonce);
         // It comes too late, or nobody has asked.

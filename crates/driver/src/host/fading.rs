@@ -11,21 +11,24 @@ use crate::engine::Engine;
 use crate::lanes::Lanes;
 use crate::source::{Readiness, Source, Token};
 
-/// How often it looks whether streams have left.
-const AGAIN: Duration = Duration::from_secs(10);
+/// How soon it looks again whether streams have left, and how seldom in the end: the time doubles. Most leave
+/// as soon as their program has heard that the peer is gone.
+const SOON: Duration = Duration::from_millis(20);
+const SELDOM: Duration = Duration::from_secs(10);
 
 pub(super) struct Fading {
     engine: Arc<Engine>,
     lanes: Arc<Lanes>,
     token: OnceValue<Token>,
-    slabs: Mutex<Vec<Arc<Slab>>, 26>,
+    /// Those that are in use, and when to look again.
+    slabs: Mutex<(Vec<Arc<Slab>>, Duration), 26>,
     bell: Option<Token>,
 }
 
 impl Fading {
     /// Nobody begins anything more with these slabs. `bell`: watched for their sake.
     pub fn begin(engine: &Arc<Engine>, lanes: &Arc<Lanes>, slabs: Vec<Arc<Slab>>, bell: Option<Token>) {
-        let (engine, lanes, slabs) = (engine.clone(), lanes.clone(), Mutex::new(slabs));
+        let (engine, lanes, slabs) = (engine.clone(), lanes.clone(), Mutex::new((slabs, SOON)));
         let fading = Arc::new(Self { engine, lanes, token: OnceValue::new(), slabs, bell });
         let token = fading.engine.new_token(fading.clone());
         fading.token.get_or_make(|| token);
@@ -34,18 +37,20 @@ impl Fading {
 
     fn look(&self) {
         let Some(token) = self.token.get() else { return };
-        let mut slabs = self.slabs.lock();
-        let (left, used) = std::mem::take(&mut *slabs).into_iter().partition(has_no_streams);
+        let mut state = self.slabs.lock();
+        let (slabs, again) = &mut *state;
+        let (left, used) = std::mem::take(slabs).into_iter().partition(has_no_streams);
         *slabs = used;
-        let is_over = slabs.is_empty();
-        drop(slabs);
+        let (is_over, after) = (slabs.is_empty(), *again);
+        *again = (after * 2).min(SELDOM);
+        drop(state);
         let left: Vec<Arc<Slab>> = left;
         left.iter().for_each(|slab| self.lanes.remove(slab));
         if is_over {
             self.bell.into_iter().for_each(|bell| self.engine.deregister(bell));
             self.engine.deregister(*token);
         } else {
-            self.engine.set_timer(*token, Some(Instant::now() + AGAIN));
+            self.engine.set_timer(*token, Some(Instant::now() + after));
         }
     }
 }

@@ -1,9 +1,10 @@
 //! What one process has of another: its board, and the two bells.
 
-use std::os::fd::{AsFd as _, AsRawFd as _, BorrowedFd, OwnedFd, RawFd};
+use std::os::fd::{AsFd, AsRawFd as _, BorrowedFd, OwnedFd, RawFd};
 use std::sync::OnceLock;
 
 use rustix::event::EventfdFlags;
+use rustix::fs::{FileType, OFlags};
 use rustix::io::Errno;
 use uwarp_process::Descriptor;
 
@@ -22,9 +23,14 @@ impl Bell {
         Ok(Self(Descriptor::new(fd)))
     }
 
-    /// What the peer has passed.
-    pub fn from_peer(fd: OwnedFd) -> Self {
-        Self(Descriptor::new(fd))
+    /// What the peer has passed. Refused if it is something that a write may wait for: a file, a pipe.
+    pub fn from_peer(fd: OwnedFd) -> Result<Self, Errno> {
+        // An eventfd is not a file of any type; of what else is not, nothing waits for a writer.
+        let stat = rustix::fs::fstat(&fd)?;
+        if FileType::from_raw_mode(stat.st_mode) != FileType::Unknown || !never_waits(&fd) {
+            return Err(Errno::INVAL);
+        }
+        Ok(Self(Descriptor::new(fd)))
     }
 
     /// To pass it.
@@ -39,9 +45,18 @@ impl Bell {
 
     #[cold]
     fn ring(&self) {
-        // A full counter has woken the peer, as often as anybody can count.
-        let _ = rustix::io::write(&self.0, &1u64.to_ne_bytes());
+        // Both processes have the same open eventfd: a peer that means harm fills its counter, and has writes
+        // wait. It is not rung any more.
+        if never_waits(&self.0) {
+            // A full counter has woken the peer, as often as anybody can count.
+            let _ = rustix::io::write(&self.0, &1u64.to_ne_bytes());
+        }
     }
+}
+
+/// Whether a write returns at once.
+fn never_waits(fd: impl AsFd) -> bool {
+    rustix::fs::fcntl_getfl(fd).is_ok_and(|flags| flags.contains(OFlags::NONBLOCK))
 }
 
 /// How to tell the peer of news. An end that has asked for memory learns that with the answer.
