@@ -422,8 +422,8 @@ impl Qp {
         result
     }
 
-    /// As [`Self::attach_unsettled`], for the stream that it has waited for since this one of its moves to RTR
-    /// ([`Self::awaits_stream`]).
+    /// As [`Self::attach_unsettled`], for the stream that it has waited for since this one of its moves to
+    /// RTR ([`Self::awaits_stream`]).
     pub fn attach_awaited(
         &self,
         link: Link,

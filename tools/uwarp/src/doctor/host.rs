@@ -215,7 +215,7 @@ fn one_host() -> Check {
     match host::obstacle() {
         None => Check::ok(
             name,
-            "programs of one user share memory; tcpdump and tshark do not see it (they do with UWARP_LINK=tcp)",
+            "programs of one user share memory, which tcpdump does not see; it does with UWARP_LINK=tcp",
         ),
         Some(why) => Check::warn(
             name,
