@@ -204,7 +204,7 @@ fn a_link_that_is_required_is_had_or_refused() {
     let rping = |link: &str, rest: &str| over(link, &format!("rping -S 1000 -a 127.0.0.1 -p {port} {rest}"));
     for (links, why) in [
         (["tcp", "memory"], "memory was not offered"),
-        (["tcp:*:1-65535", "memory:127.0.0.0/8"], "UWARP_LINK says so at the peer"),
+        (["tcp:*:1-65535,auto", "memory:127.0.0.0/8"], "UWARP_LINK says so at the peer"),
     ] {
         let server = pair::serve(&rping(links[0], "-s -P"), port).unwrap();
         let said = rping(links[1], "-c -v -C 3").run().unwrap();

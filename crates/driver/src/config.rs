@@ -132,7 +132,7 @@ impl Config {
             stat: switch("UWARP_STAT", true),
             guard: switch("UWARP_GUARD", true),
             links: lookup("UWARP_LINK").unwrap_or_default().parse().unwrap_or_else(|why| {
-                tracing::error!("UWARP_LINK is ignored, and the link is auto: {why}");
+                tracing::error!("UWARP_LINK is ignored: {why}");
                 Links::default()
             }),
         }

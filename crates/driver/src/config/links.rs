@@ -1,7 +1,7 @@
 //! What carries streams between two ends of one host: `UWARP_LINK`.
 //!
 //! ```text
-//! rules = rule *("," rule)                 the first that matches decides; none: auto
+//! rules = rule *("," rule)                 the first that matches decides; none: tcp
 //! rule  = link [":" peer [":" port]]
 //! link  = "auto" / "tcp" / "memory"
 //! peer  = IPv4 ["/" BITS] / "[" IPv6 ["/" BITS] "]" / "*"
@@ -37,6 +37,9 @@ struct Rule {
 
 const ANY_PORT: (u16, u16) = (0, u16::MAX);
 
+/// Where no rule matches. TODO: auto, when all rows have run over it a hundred times (ADR 049).
+const DEFAULT: LinkChoice = LinkChoice::Tcp;
+
 impl Links {
     /// The choice for connections with `peer`, of which the listening end has this port.
     pub fn choose(&self, peer: IpAddr, port: u16) -> LinkChoice {
@@ -45,13 +48,17 @@ impl Links {
             let (first, last) = rule.ports;
             rule.peer.is_none_or(|network| is_in(peer, network)) && (first..=last).contains(&port)
         });
-        rule.map_or(LinkChoice::Auto, |rule| rule.link)
+        rule.map_or(DEFAULT, |rule| rule.link)
     }
 
     /// Whether no connection uses anything but TCP.
     pub fn are_tcp(&self) -> bool {
         let all = self.0.iter().position(|rule| rule.peer.is_none() && rule.ports == ANY_PORT);
-        all.is_some_and(|last| self.0.iter().take(last + 1).all(|rule| rule.link == LinkChoice::Tcp))
+        let (rules, others) = match all {
+            Some(last) => (self.0.get(..=last).unwrap_or_default(), LinkChoice::Tcp),
+            None => (&*self.0, DEFAULT),
+        };
+        others == LinkChoice::Tcp && rules.iter().all(|rule| rule.link == LinkChoice::Tcp)
     }
 }
 
@@ -151,22 +158,23 @@ mod tests {
     fn the_first_rule_that_matches_decides() {
         use LinkChoice::*;
         for (rules, peer, port, link) in [
-            ("", "10.0.0.1", 7, Auto),
+            ("", "10.0.0.1", 7, Tcp),
             ("tcp", "10.0.0.1", 7, Tcp),
             ("Memory", "::1", 7, Memory),
             ("memory:127.0.0.1", "127.0.0.1", 7, Memory),
-            ("memory:127.0.0.1", "127.0.0.2", 7, Auto),
+            ("memory:127.0.0.1", "127.0.0.2", 7, Tcp),
+            ("memory:127.0.0.1,auto", "127.0.0.2", 7, Auto),
             ("memory:127.0.0.0/8,tcp", "127.9.9.9", 7, Memory),
             ("memory:127.0.0.0/8,tcp", "10.0.0.1", 7, Tcp),
             ("memory:127.0.0.0/8", "::ffff:127.0.0.1", 7, Memory),
             ("tcp:10.0.0.1:7471, memory", "10.0.0.1", 7471, Tcp),
             ("tcp:10.0.0.1:7471, memory", "10.0.0.1", 7472, Memory),
             ("tcp:*:7000-7999", "10.0.0.1", 7471, Tcp),
-            ("tcp:*:7000-7999", "10.0.0.1", 8000, Auto),
+            ("tcp:*:7000-7999,auto", "10.0.0.1", 8000, Auto),
             ("tcp:[fd00::/8]:7471", "fd12::3", 7471, Tcp),
-            ("tcp:[fd00::/8]:7471", "fe80::1", 7471, Auto),
+            ("tcp:[fd00::/8]:7471,auto", "fe80::1", 7471, Auto),
             ("tcp:[::1]", "::1", 1, Tcp),
-            ("tcp:0.0.0.0/0", "::1", 1, Auto),
+            ("tcp:0.0.0.0/0,auto", "::1", 1, Auto),
         ] {
             assert_eq!(choose(rules, peer, port), link, "{rules} {peer} {port}");
         }
@@ -197,8 +205,9 @@ mod tests {
             ("tcp", true),
             ("tcp:10.0.0.1,tcp", true),
             ("tcp,memory", true),
-            ("", false),
-            ("tcp:10.0.0.1", false),
+            ("", true),
+            ("tcp:10.0.0.1", true),
+            ("tcp:10.0.0.1,auto", false),
             ("memory:10.0.0.1,tcp", false),
         ] {
             assert_eq!(rules.parse::<Links>().unwrap().are_tcp(), are_tcp, "{rules}");

@@ -7,6 +7,7 @@
 use std::net::SocketAddr;
 use std::os::fd::{AsFd as _, BorrowedFd};
 use std::sync::Arc;
+use std::time::Duration;
 
 use uwarp_mem::{self as mem, MemSeg, owned};
 use uwarp_process::Descriptor;
@@ -386,8 +387,10 @@ impl LowerLayer for Lane {
         self.over.or(closed).or_else(|| tcp::ended(self.tcp.as_fd()))
     }
 
+    /// The end of the peer's process is reported, so nothing is doubtful.
     fn answers(&self) -> Option<Answers> {
-        None
+        let all = self.unacknowledged() == 0;
+        Some(Answers { all, held: false, doubtful: false, last: Duration::ZERO })
     }
 
     fn probe_when_quiet(&self) {}

@@ -210,7 +210,10 @@ fn one_host() -> Check {
     let name = "one host";
     let links = &Config::get().links;
     if links.are_tcp() {
-        return Check::ok(name, "programs of this host use TCP, because UWARP_LINK says so");
+        return Check::ok(
+            name,
+            "programs of this host use TCP; with UWARP_LINK=auto they share memory where they can",
+        );
     }
     match host::obstacle() {
         None => Check::ok(
