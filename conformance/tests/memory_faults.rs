@@ -185,3 +185,42 @@ fn a_call_that_fails_once_ends_what_needs_memory() {
     over(client(port, 20), "memory").run_ok().unwrap();
     server.stop();
 }
+
+/// Few descriptors, and few addresses, of either end: memory, or TCP with the reason, or an error of a call.
+#[test]
+fn where_little_is_left_the_stream_uses_tcp() {
+    let limited = |limit: &str, cmd: Cmd, link: &str| {
+        let shell = ["sh", "-c", &format!("ulimit {limit}; exec \"$0\" \"$@\"")].map(Into::into);
+        over(cmd, link).env("UWARP_LOG", "info").behind(shell)
+    };
+    // Each of them was seen to leave enough for a connection, or too little for memory alone.
+    for (limit, becomes) in
+        [("-n 64", "memory"), ("-v 600000", "memory"), ("-n 22", "tcp"), ("-v 250000", "tcp")]
+    {
+        let port = free_port();
+        let endless = Cmd::line(&format!("rping -c -S 1000 -a 127.0.0.1 -p {port}"));
+        let server_of_all = pair::serve(&over(server(port), "auto"), port).unwrap();
+        limited(limit, client(port, 20), "auto").run_ok().unwrap();
+        let limited_end = limited(limit, endless.clone(), "auto").spawn().unwrap();
+        let (link, why) = link_of(&limited_end).expect("it goes on");
+        assert_eq!(link, becomes, "a client with {limit}: {why}");
+        assert_eq!(why.contains("no descriptors or memory are left"), becomes == "tcp", "{limit}: {why}");
+        limited_end.stop();
+        server_of_all.stop();
+        let output = {
+            let required = pair::serve(&over(server(port), "memory"), port).unwrap();
+            let output = limited(limit, client(port, 20), "memory").run().unwrap();
+            required.stop();
+            output
+        };
+        // rping ends with 0 in any case.
+        assert_eq!(output.stdout.contains("ping data"), becomes == "memory", "{limit}: {}", output.text());
+        let limited_server = pair::serve(&limited(limit, server(port), "auto"), port).unwrap();
+        over(client(port, 20), "auto").run_ok().unwrap();
+        let free_end = over(endless, "auto").spawn().unwrap();
+        let (link, why) = link_of(&free_end).expect("it goes on");
+        assert_eq!(link, becomes, "a server with {limit}: {why}");
+        free_end.stop();
+        limited_server.stop();
+    }
+}
