@@ -105,7 +105,7 @@ pub fn begin(
             }
         }
         (_, Some(neighbours), false) => neighbours.asked.expect(host.nonce, ends, unsettled),
-        (_, None, _) => unsettled.stay(Why::Sandbox),
+        (_, None, _) => unsettled.stay(qp.why_alone()),
     }
 }
 

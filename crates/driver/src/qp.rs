@@ -397,6 +397,10 @@ impl Qp {
         self.shell.nic().neighbours()
     }
 
+    pub(crate) fn why_alone(&self) -> Why {
+        self.shell.nic().why_alone()
+    }
+
     /// Gives the queue pair its stream. `link` must have received the set-up and nothing after it. Moves the
     /// queue pair to RTS, unless the program moves it itself.
     pub fn attach(
