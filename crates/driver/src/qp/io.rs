@@ -71,7 +71,7 @@ impl Qp {
     pub(super) fn send(&self, inner: &mut Inner, now: &Now) {
         let Inner { core, conn, .. } = inner;
         match conn {
-            Some(Conn { settling, .. }) if settling.is_asking() => {}
+            Some(Conn { settling, .. }) if settling.is_mute() => {}
             Some(Conn { link, pump, parked, timer, .. }) => {
                 pump.send(core, now, &mut Around { qp: self, link, token: timer.token, parked });
             }

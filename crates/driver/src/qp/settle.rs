@@ -56,9 +56,10 @@ impl Settling {
         matches!(self, Self::Over)
     }
 
+    /// Nothing goes over the connection: not yet, or never.
     #[inline]
-    pub(super) fn is_asking(&self) -> bool {
-        matches!(self, Self::Asking { .. })
+    pub(super) fn is_mute(&self) -> bool {
+        matches!(self, Self::Asking { .. } | Self::Failed)
     }
 
     pub(super) fn has_failed(&self) -> bool {
