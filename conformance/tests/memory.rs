@@ -163,16 +163,77 @@ fn two_programs_use_memory() {
     }
 }
 
-/// Where one end says `tcp`, nothing is offered, or nothing is asked.
+/// Where one end says `tcp`, the other one knows why.
 #[test]
 fn one_end_decides_for_tcp() {
-    for links in [["tcp", "auto"], ["auto", "tcp"], ["tcp", "tcp"]] {
-        let (server, port) = server(links[0]);
-        let client = endless(links[1], port);
-        assert_eq!([stream(&server)["link"].clone(), stream(&client)["link"].clone()], ["tcp", "tcp"]);
+    let some = |port: u16| format!("tcp:127.0.0.1:{port},memory");
+    for (links, whys) in [
+        (["tcp", "auto"], [None, Some("memory was not offered")]),
+        (
+            ["auto", "tcp"],
+            [Some("the end that has connected has chosen it"), Some("UWARP_LINK says so here")],
+        ),
+        (["tcp", "tcp"], [None, None]),
+        (["rules", "auto"], [Some("UWARP_LINK says so here"), Some("UWARP_LINK says so at the peer")]),
+        (
+            ["auto", "rules"],
+            [Some("the end that has connected has chosen it"), Some("UWARP_LINK says so here")],
+        ),
+    ] {
+        let port = free_port();
+        let link = |link: &str| if link == "rules" { some(port) } else { link.to_owned() };
+        let server = over(&link(links[0]), &format!("rping -s -P -S 1000 -a 127.0.0.1 -p {port}"));
+        let server = pair::serve(&server, port).unwrap();
+        let client = endless(&link(links[1]), port);
+        for (end, why) in [&server, &client].into_iter().zip(whys) {
+            let stream = stream(end);
+            assert_eq!(stream["link"], "tcp", "{links:?}");
+            let said = stream["why_tcp"].as_str();
+            assert!(
+                said.is_some() == why.is_some() && said.is_none_or(|said| said.starts_with(why.unwrap())),
+                "{links:?}: {why:?}, and it says {said:?}"
+            );
+        }
         assert_eq!(names(&server).is_empty(), links[0] == "tcp", "{links:?}");
         client.stop();
         server.stop();
+    }
+}
+
+/// A link that is named is used, or the connection fails, at both ends.
+#[test]
+fn a_link_that_is_required_is_had_or_refused() {
+    let (port, with_cause) = (free_port(), "UWARP_LINK requires memory, but ");
+    let rping = |link: &str, rest: &str| over(link, &format!("rping -S 1000 -a 127.0.0.1 -p {port} {rest}"));
+    for (links, why) in [
+        (["tcp", "memory"], "memory was not offered"),
+        (["tcp:*:1-65535,auto", "memory:127.0.0.0/8"], "UWARP_LINK says so at the peer"),
+    ] {
+        let server = pair::serve(&rping(links[0], "-s -P"), port).unwrap();
+        let said = rping(links[1], "-c -v -C 3").run().unwrap();
+        assert!(
+            said.status.is_some_and(|status| !status.success()) && !said.stdout.contains("ping data"),
+            "{links:?}: {}",
+            said.text()
+        );
+        for word in [with_cause, why, "RDMA_CM_EVENT_CONNECT_ERROR, error -95"] {
+            assert!(said.text().contains(word), "{links:?}: {word}: {}", said.text());
+        }
+        // Others are served.
+        rping("auto", "-c -C 3").run_ok().unwrap();
+        server.stop();
+    }
+    // The end that has connected does not care; the one that accepts does.
+    for links in ["tcp", "tcp:127.0.0.1", "auto"] {
+        let server = rping("memory:127.0.0.1,tcp", "-s").spawn().unwrap();
+        wait_for("a port", &server, || TcpListener::bind(("127.0.0.1", port)).is_err().then_some(()));
+        let client = rping(links, "-c -v -C 3").run().unwrap();
+        let refused = links != "auto";
+        assert_eq!(client.stdout.contains("ping data"), !refused, "{links}: {}", client.text());
+        let server = server.wait().unwrap();
+        for word in [with_cause, "RDMA_CM_EVENT_CONNECT_ERROR, error -95"] {
+            assert_eq!(server.text().contains(word), refused, "{links}: {}", server.text());
+        }
     }
 }
 

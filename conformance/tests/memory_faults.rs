@@ -162,13 +162,15 @@ fn a_call_that_fails_once_leaves_tcp() {
 fn a_call_that_fails_once_ends_what_needs_memory() {
     let fails = built("fails", "memory");
     let port = free_port();
-    let server = pair::serve(&over(server(port), "memory"), port).unwrap();
     for (call, errno) in CALLS {
         for nth in 0.. {
+            // rping's server ends when a client does not come to be connected.
+            let server = pair::serve(&over(server(port), "memory"), port).unwrap();
             let cmd = over(client(port, 20), "memory");
             let words =
                 [fails.as_os_str().to_owned(), call.into(), nth.to_string().into(), errno.to_string().into()];
             let output = cmd.behind(words).run().unwrap();
+            server.stop();
             if !output.stderr.contains("has failed") {
                 output.exited_ok().unwrap();
                 break;
@@ -182,8 +184,6 @@ fn a_call_that_fails_once_ends_what_needs_memory() {
             );
         }
     }
-    over(client(port, 20), "memory").run_ok().unwrap();
-    server.stop();
 }
 
 /// Few descriptors, and few addresses, of either end: memory, or TCP with the reason, or an error of a call.

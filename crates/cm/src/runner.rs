@@ -39,11 +39,11 @@ use std::time::Instant;
 
 use rustix::io::Errno;
 use smallvec::SmallVec;
-use uwarp_driver::host::{self, Neighbours};
+use uwarp_driver::host;
 use uwarp_driver::{
     Alarm, Attended, Disconnect, Engine, Qp, Readiness, Source, StreamNumber, StreamObserver, Token,
 };
-use uwarp_llp::carrier::{Options, SetUp, Watch};
+use uwarp_llp::carrier::{Ends, Options, SetUp, Watch};
 use uwarp_llp::udp::Route;
 use uwarp_proto::setup::Negotiated;
 use uwarp_rnic::VerbsError;
@@ -502,16 +502,16 @@ impl<M: Machine + 'static, E: Environment<M>> Runner<M, E> {
         let params = self.env.stream_params(&qp, said, param);
         tracing::debug!(qpn = qp.qpn(), ?params, "attach");
         let observer = Arc::new(StreamHook { runner: Weak::clone(&self.me), conn, to });
-        let held = Neighbours::holds(said);
-        let link = set_up.into_link();
+        let Ends { local, peer } = set_up.ends();
+        let ends = [local, peer];
+        let choice = host::choice(said, ends);
+        let (link, settling) = (set_up.into_link(), host::Settling::begin(choice, said));
         let attached = match to {
-            Recipient::Own => qp.attach_held(link, params, observer, held),
-            Recipient::Number { moves, .. } => qp.attach_awaited(link, params, observer, moves, held),
+            Recipient::Own => qp.attach_unsettled(link, params, observer, settling),
+            Recipient::Number { moves, .. } => qp.attach_awaited(link, params, observer, moves, settling),
         };
-        if let Ok(number) = attached
-            && said.host.is_some()
-        {
-            host::begin(&qp, number, said);
+        if let Ok(number) = attached {
+            host::begin(&qp, number, choice, said, ends);
         }
         attached.map_err(|(error, link)| (error, link.into_set_up()))
     }

@@ -1,10 +1,14 @@
 //! Settings from the environment. Read once.
 
+mod links;
+
 use std::ffi::{CStr, CString};
 use std::ops::RangeInclusive;
 use std::os::unix::ffi::OsStrExt as _;
 
 use uwarp_process::OnceValue;
+
+pub use links::{LinkChoice, Links};
 
 /// How the device presents itself.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
@@ -41,18 +45,6 @@ pub enum Ask {
     Off,
 }
 
-/// What carries streams between two ends of one host.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
-pub enum LinkChoice {
-    /// Memory where both ends can, otherwise TCP.
-    Auto,
-    /// TCP.
-    #[default]
-    Tcp,
-    /// Memory, or none.
-    Memory,
-}
-
 /// Settings; every one has an environment variable and an option of `uwarp run`.
 #[derive(Debug, Clone)]
 pub struct Config {
@@ -80,8 +72,8 @@ pub struct Config {
     pub stat: bool,
     /// `UWARP_GUARD=off`: no handler for faults on registered memory.
     pub guard: bool,
-    /// `UWARP_LINK`: what carries streams: auto, tcp or memory.
-    pub link: LinkChoice,
+    /// `UWARP_LINK`: what carries streams to peers on this host.
+    pub links: Links,
 }
 
 impl Config {
@@ -99,8 +91,6 @@ impl Config {
         let views: &[(&[&str], View)] =
             &[(&["roce"], View::Roce), (&["iwarp"], View::Iwarp), (&["ib"], View::Ib)];
         let asks: &[(&[&str], Ask)] = &[(&["auto"], Ask::Auto), (ON, Ask::On), (OFF, Ask::Off)];
-        let links: &[(&[&str], LinkChoice)] =
-            &[(&["auto"], LinkChoice::Auto), (&["tcp"], LinkChoice::Tcp), (&["memory"], LinkChoice::Memory)];
         let revisions: &[(&[&str], u8)] = &[(&["2"], 2), (&["1"], 1)];
         let progress: &[(&[&str], bool)] = &[(&["auto"], false), (&["spin"], true)];
         let ports = lookup("UWARP_PORT_RANGE").filter(|v| !v.is_empty()).and_then(|value| {
@@ -141,13 +131,10 @@ impl Config {
             ask: choice(lookup("UWARP_ASK"), "UWARP_ASK", "auto, on, off", Ask::Auto, asks),
             stat: switch("UWARP_STAT", true),
             guard: switch("UWARP_GUARD", true),
-            link: choice(
-                lookup("UWARP_LINK"),
-                "UWARP_LINK",
-                "auto, tcp, memory",
-                LinkChoice::default(),
-                links,
-            ),
+            links: lookup("UWARP_LINK").unwrap_or_default().parse().unwrap_or_else(|why| {
+                tracing::error!("UWARP_LINK is ignored: {why}");
+                Links::default()
+            }),
         }
     }
 }

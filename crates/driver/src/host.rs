@@ -6,7 +6,7 @@
 //!   memory: the initiator's first frame; or TCP, if there was no answer
 //! ```
 //!
-//! The initiator alone decides, with its first frame: its link is [held](Qp::attach_held) until it has an
+//! The initiator alone decides, with its first frame: its link is held ([`Settling`]) until it has an
 //! answer or the time is over. The responder keeps both: it has attached the connection with its reply, and a
 //! lane that it has granted waits beside it ([`Granted`]) until a byte comes over one of the two. So nothing
 //! is ambiguous, and no thread waits.
@@ -34,6 +34,7 @@ use rustix::net::{
     RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, SendAncillaryBuffer, SendAncillaryMessage,
     SendFlags, SocketAddrUnix,
 };
+use uwarp_llp::memory::board::Board;
 use uwarp_llp::memory::lane::End;
 use uwarp_process::Mutex;
 use uwarp_proto::setup::{Host, HostKey, Negotiated};
@@ -46,8 +47,11 @@ use crate::nic::Nic;
 use crate::qp::{Qp, StreamNumber};
 
 use asked::Asked;
+pub use asked::Granted;
 use asking::Asking;
 pub use words::Why;
+
+pub use crate::qp::Settling;
 
 /// How long an initiator waits for the answer.
 const ANSWER: Duration = Duration::from_millis(200);
@@ -64,22 +68,59 @@ pub struct Neighbours {
     asking: Mutex<HashMap<[u8; 16], Known>, 9>,
 }
 
+/// The choice of the user for a connection; `ends`: ours, the peer's.
+pub fn choice(negotiated: &Negotiated, ends: [SocketAddr; 2]) -> LinkChoice {
+    let [own, peer] = ends;
+    let port = if negotiated.initiator { peer.port() } else { own.port() };
+    Config::get().links.choose(peer.ip(), port)
+}
+
 /// A queue pair has got a stream of which the two processes may settle the link: an initiator's is settled
 /// from now on, and a responder's initiator may ask.
-pub fn begin(qp: &Arc<Qp>, number: StreamNumber, negotiated: &Negotiated) {
-    let Some(host) = negotiated.host else { return };
+pub fn begin(
+    qp: &Arc<Qp>,
+    number: StreamNumber,
+    choice: LinkChoice,
+    negotiated: &Negotiated,
+    ends: [SocketAddr; 2],
+) {
     let unsettled = Unsettled { qp: Arc::downgrade(qp), number };
-    let (neighbours, ends) = (qp.neighbours(), qp.ends(number));
-    match (neighbours, ends, negotiated.initiator) {
-        (Some(neighbours), Some(ends), true) => {
+    let Some(host) = negotiated.host else {
+        // On another host there is nothing to say, unless memory is required.
+        if choice != LinkChoice::Tcp && (choice == LinkChoice::Memory || are_one_host(ends)) {
+            unsettled.stay(Why::NotOffered);
+        }
+        return;
+    };
+    match (choice, qp.neighbours(), negotiated.initiator) {
+        (LinkChoice::Tcp, neighbours, initiator) => {
+            if let Some(neighbours) = neighbours.filter(|_| !initiator) {
+                neighbours.asked.decline(host.nonce, ends, unsettled.clone());
+            }
+            unsettled.stay(Why::Setting);
+        }
+        (_, Some(neighbours), true) => {
             if let Err((why, unsettled)) = neighbours.ask(host, ends, unsettled) {
                 unsettled.stay(why);
             }
         }
-        (Some(neighbours), Some(ends), false) => neighbours.asked.expect(host.nonce, ends, unsettled),
-        (_, _, true) => unsettled.stay(qp.why_alone()),
-        (_, _, false) => {}
+        (_, Some(neighbours), false) => neighbours.asked.expect(host.nonce, ends, unsettled),
+        (_, None, _) => unsettled.stay(qp.why_alone()),
     }
+}
+
+/// Why this process can share no memory with others of its host, if it cannot: for people.
+pub fn obstacle() -> Option<Why> {
+    if is_sandboxed() {
+        return Some(Why::Sandbox);
+    }
+    Board::create().is_err().then_some(Why::NoResources)
+}
+
+/// Whether a connection with these ends is within a host. (One between two addresses of a host may be, too.)
+pub fn are_one_host([own, peer]: [SocketAddr; 2]) -> bool {
+    let [own, peer] = [own, peer].map(|end| end.ip().to_canonical());
+    own == peer || own.is_loopback() && peer.is_loopback()
 }
 
 /// A process that this one asks.
@@ -112,15 +153,18 @@ impl Unsettled {
         self.qp.upgrade().is_some_and(|qp| qp.may_settle(self.number))
     }
 
+    /// The responder has granted a lane.
+    fn grant(&self, granted: Arc<Granted>) {
+        if let Some(qp) = self.qp.upgrade() {
+            qp.grant(self.number, granted);
+        }
+    }
+
     /// The stream stays with TCP, or ends if that is not allowed.
     fn stay(&self, why: Why) {
-        let Some(qp) = self.qp.upgrade() else { return };
-        if Config::get().link == LinkChoice::Memory {
-            tracing::error!(qpn = qp.qpn(), "UWARP_LINK=memory, but {why}: the connection ends");
-            return qp.end_stream(self.number);
+        if let Some(qp) = self.qp.upgrade() {
+            qp.stay_with_tcp(self.number, why);
         }
-        tracing::info!(qpn = qp.qpn(), "the stream uses TCP: {why}");
-        qp.stay_with_tcp(self.number, why);
     }
 }
 
@@ -144,11 +188,6 @@ impl Neighbours {
     /// What a responder offers to its initiators.
     pub fn key(&self) -> HostKey {
         self.key
-    }
-
-    /// Whether this stream's link is to be held until it is settled.
-    pub fn holds(negotiated: &Negotiated) -> bool {
-        negotiated.initiator && negotiated.host.is_some() && Config::get().link != LinkChoice::Tcp
     }
 
     fn ask(&self, host: Host, ends: [SocketAddr; 2], unsettled: Unsettled) -> Result<(), (Why, Unsettled)> {

@@ -16,7 +16,7 @@ use uwarp_rnic::qp::{Counters, Drops, MAX_MESSAGE, QpCaps, QpInit};
 use uwarp_rnic::{AsyncSink, VerbsError};
 
 use crate::background;
-use crate::config::{Config, LinkChoice};
+use crate::config::Config;
 use crate::engine::Engine;
 use crate::host::{Neighbours, Why};
 use crate::lanes::Lanes;
@@ -159,7 +159,7 @@ impl Nic {
 
     /// What this process shares with others of its host; `None`: it uses TCP, and a log line says why.
     pub fn neighbours(&self) -> Option<Arc<Neighbours>> {
-        if Config::get().link == LinkChoice::Tcp {
+        if Config::get().links.are_tcp() {
             return None;
         }
         let mut neighbours = self.neighbours.lock();

@@ -10,6 +10,8 @@
 mod io;
 mod settle;
 
+pub use settle::Settling;
+
 use std::collections::VecDeque;
 use std::net::SocketAddr;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -99,8 +101,8 @@ struct Conn {
     observer: Arc<dyn StreamObserver>,
     /// The descriptor is not watched, because a thread polls it.
     parked: Option<ParkMark>,
-    /// It moves nothing until it is settled over which link.
-    held: bool,
+    /// Whether its link may change before its first byte.
+    settling: Settling,
     /// Why it uses TCP, although the peer is on this host.
     why_tcp: Option<Why>,
 }
@@ -399,16 +401,6 @@ impl Qp {
         self.shell.nic().why_alone()
     }
 
-    /// The addresses of this stream's connection: its own, the peer's.
-    pub(crate) fn ends(&self, number: StreamNumber) -> Option<[SocketAddr; 2]> {
-        let inner = self.inner.lock();
-        let conn = inner.conn.as_ref().filter(|_| inner.streams == number);
-        let ends = conn.map(|conn| conn.link.addresses());
-        self.let_go(inner);
-        let [own, peer] = ends?;
-        Some([own?, peer?])
-    }
-
     /// Gives the queue pair its stream. `link` must have received the set-up and nothing after it. Moves the
     /// queue pair to RTS, unless the program moves it itself.
     pub fn attach(
@@ -417,37 +409,36 @@ impl Qp {
         params: StreamParams,
         observer: Arc<dyn StreamObserver>,
     ) -> Result<StreamNumber, (VerbsError, Link)> {
-        self.attach_held(link, params, observer, false)
+        self.attach_unsettled(link, params, observer, Settling::Over)
     }
 
-    /// As [`Self::attach`]. If it is `held`, it moves nothing until [`Self::settle`] or
-    /// [`Self::stay_with_tcp`].
-    pub fn attach_held(
+    /// As [`Self::attach`], but the link may change before the first byte.
+    pub fn attach_unsettled(
         &self,
         link: Link,
         params: StreamParams,
         observer: Arc<dyn StreamObserver>,
-        held: bool,
+        settling: Settling,
     ) -> Result<StreamNumber, (VerbsError, Link)> {
         let mut inner = self.inner.lock();
-        let result = self.attach_locked(&mut inner, link, params, observer, held);
+        let result = self.attach_locked(&mut inner, link, params, observer, settling);
         self.release(inner);
         result
     }
 
-    /// As [`Self::attach_held`], for the stream that it has waited for since this one of its moves to RTR
-    /// ([`Self::awaits_stream`]).
+    /// As [`Self::attach_unsettled`], for the stream that it has waited for since this one of its moves to
+    /// RTR ([`Self::awaits_stream`]).
     pub fn attach_awaited(
         &self,
         link: Link,
         params: StreamParams,
         observer: Arc<dyn StreamObserver>,
         moves: u32,
-        held: bool,
+        settling: Settling,
     ) -> Result<StreamNumber, (VerbsError, Link)> {
         let mut inner = self.inner.lock();
         let result = if inner.core.awaits_stream() == Some(moves) {
-            self.attach_locked(&mut inner, link, params, observer, held)
+            self.attach_locked(&mut inner, link, params, observer, settling)
         } else {
             Err((VerbsError::Invalid("the queue pair does not wait for this stream"), link))
         };
@@ -461,7 +452,7 @@ impl Qp {
         link: Link,
         mut params: StreamParams,
         observer: Arc<dyn StreamObserver>,
-        held: bool,
+        settling: Settling,
     ) -> Result<StreamNumber, (VerbsError, Link)> {
         if inner.destroyed {
             return Err((VerbsError::Invalid("the queue pair is destroyed"), link));
@@ -510,7 +501,7 @@ impl Qp {
             timer: Timer { token, at: None },
             observer,
             parked: None,
-            held,
+            settling,
             why_tcp: None,
         });
         self.pump(inner, now);
@@ -594,7 +585,8 @@ impl Qp {
 
     fn established(&self, inner: &mut Inner) {
         if !inner.destroyed
-            && let Some(conn) = &inner.conn
+            && let Some(conn) = &mut inner.conn
+            && !conn.settling.withholds_established()
         {
             inner.notices.push_back(Notice::Established(conn.observer.clone()));
         }
@@ -610,6 +602,7 @@ impl Qp {
         last: (Vec<u8>, End),
     ) {
         let Some(conn) = inner.conn.take() else { return };
+        let why = if conn.settling.has_failed() { Disconnect::NoLink } else { why };
         inner.core.handle_link(now, LinkEvent::Resent(conn.link.retransmits()));
         let engine = self.shell.nic().engine();
         if conn.parked.is_some() {

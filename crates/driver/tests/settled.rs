@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 
 use common::{End, LIMIT, attach, sockets, uwarp};
 use uwarp_driver::{Rtr, StreamParams};
-use uwarp_llp::Link;
+use uwarp_llp::{Link, LowerLayer as _};
 use uwarp_proto::framing::Framing;
 use uwarp_rnic::{SendOp, WcStatus};
 
@@ -39,9 +39,13 @@ fn a_responder_goes_on_over_another_link() {
         for _ in 0..polls {
             b.nic.poll_cq(&b.cq, 1, |_| panic!("nothing was sent"));
         }
-        let left = b.qp.settle(number, link(other), Framing::PLAIN).map_err(|(error, _)| error).unwrap();
-        // The old link moves nothing any more.
-        drop(left);
+        let other = link(other);
+        b.qp.settle(number, Framing::PLAIN, other.caps(), |left| {
+            // The old link moves nothing any more.
+            drop(left);
+            other
+        })
+        .unwrap();
         a.memory[..1000].fill(7);
         a.recv(&[a.sge(2000, 500)]);
         attach(&a, one, initiator(Framing::PLAIN));
@@ -71,7 +75,9 @@ fn a_stream_in_use_keeps_its_link() {
     attach(&a, one, initiator(Framing::default()));
     a.send(SEND, &[a.sge(0, 1000)]);
     assert_eq!(b.poll().status, WcStatus::Success);
-    let Err((_, spare)) = b.qp.settle(number, link(spare), Framing::PLAIN) else { panic!("it is in use") };
+    let caps = link(spare).caps();
+    let change = |_| panic!("it keeps its link");
+    assert!(b.qp.settle(number, Framing::PLAIN, caps, change).is_err(), "it is in use");
     b.send(SEND, &[b.sge(0, 100)]);
     a.recv(&[a.sge(0, 1000)]);
     assert_eq!([a.poll(), a.poll()].map(|wc| wc.status), [WcStatus::Success; 2]);
@@ -80,7 +86,7 @@ fn a_stream_in_use_keeps_its_link() {
     let (d, _peer) = sockets();
     d.set_nonblocking(true).unwrap();
     let number = c.qp.attach(d.into(), initiator(Framing::default()), c.watch.clone()).unwrap();
-    let Err((_, spare)) = c.qp.settle(number, spare, Framing::PLAIN) else { panic!("it has sent") };
+    assert!(c.qp.settle(number, Framing::PLAIN, caps, change).is_err(), "it has sent");
     c.qp.destroy();
-    assert!(c.qp.settle(number, spare, Framing::PLAIN).is_err(), "it has ended");
+    assert!(c.qp.settle(number, Framing::PLAIN, caps, change).is_err(), "it has ended");
 }

@@ -306,6 +306,14 @@ impl Link {
         }
     }
 
+    /// Whether bytes wait in its connection.
+    pub fn has_bytes_in_tcp(&self) -> bool {
+        match self {
+            Self::Tcp(fd) => tcp::has_bytes(fd.as_fd()),
+            Self::Lane(lane) => tcp::has_bytes(lane.tcp()),
+        }
+    }
+
     /// What carries it, for people.
     pub fn kind(&self) -> Kind {
         match self {

@@ -90,7 +90,7 @@ impl Caps {
 
     /// Those of a lane in memory. A process of this host is there, or its connection ends: its system answers
     /// nothing.
-    pub const MEMORY: Self = Self { answers: false, needs_system: false, counts: true, refers: false };
+    pub const MEMORY: Self = Self { answers: true, needs_system: false, counts: true, refers: false };
 }
 
 /// A reliable stream of bytes in both directions, with what a queue pair needs of it. No call blocks, and

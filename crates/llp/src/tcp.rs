@@ -120,6 +120,12 @@ pub fn ended(fd: BorrowedFd<'_>) -> Option<Ended> {
     }
 }
 
+/// Whether bytes wait to be received.
+pub fn has_bytes(fd: BorrowedFd<'_>) -> bool {
+    let flags = RecvFlags::PEEK | RecvFlags::DONTWAIT;
+    matches!(rustix::net::recv(fd, &mut [0u8], flags), Ok((1.., _)))
+}
+
 /// Sets the traffic class of what is sent to this peer from now on.
 pub fn set_traffic_class(fd: BorrowedFd<'_>, peer: SocketAddr, class: u8) -> Result<(), Errno> {
     match peer.ip().to_canonical() {

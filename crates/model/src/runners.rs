@@ -33,12 +33,12 @@ impl Qp {
         match *self {}
     }
 
-    pub fn attach_held(
+    pub fn attach_unsettled(
         &self,
         _: Link,
         _: StreamParams,
         _: Arc<dyn StreamObserver>,
-        _: bool,
+        _: host::Settling,
     ) -> Result<StreamNumber, (VerbsError, Link)> {
         match *self {}
     }
@@ -49,7 +49,7 @@ impl Qp {
         _: StreamParams,
         _: Arc<dyn StreamObserver>,
         _: u32,
-        _: bool,
+        _: host::Settling,
     ) -> Result<StreamNumber, (VerbsError, Link)> {
         match *self {}
     }
@@ -65,19 +65,23 @@ impl Qp {
 
 /// `uwarp_driver::host`: no queue pair is on this host.
 pub mod host {
+    use std::net::SocketAddr;
+
     use uwarp_proto::setup::Negotiated;
 
     use super::*;
 
-    pub struct Neighbours;
+    pub fn choice(_: &Negotiated, _: [SocketAddr; 2]) {}
 
-    impl Neighbours {
-        pub fn holds(_: &Negotiated) -> bool {
-            false
+    pub struct Settling;
+
+    impl Settling {
+        pub fn begin((): (), _: &Negotiated) -> Self {
+            Self
         }
     }
 
-    pub fn begin(_: &Arc<Qp>, _: StreamNumber, _: &Negotiated) {}
+    pub fn begin(_: &Arc<Qp>, _: StreamNumber, (): (), _: &Negotiated, _: [SocketAddr; 2]) {}
 }
 
 /// `uwarp_cm::carriers`.

@@ -306,17 +306,14 @@ pub struct RunOptions {
     /// these Reads wrongly; on: all; off: none [default: auto]
     #[arg(long, value_name = "auto|on|off", env = "UWARP_ASK", hide_env_values = true, ignore_case = true)]
     pub ask: Option<Ask>,
-    /// What carries streams to peers on the same host. tcp: their TCP connection; memory: memory that the two
-    /// processes share, and a connection without it fails; auto: memory where both ends can, otherwise TCP,
-    /// and `uwarp stat` says why [default: tcp]
-    #[arg(
-        long,
-        value_name = "auto|tcp|memory",
-        env = "UWARP_LINK",
-        hide_env_values = true,
-        ignore_case = true
-    )]
-    pub link: Option<LinkChoice>,
+    /// What carries streams to peers on the same host. auto: memory that the two processes share where both
+    /// ends can, otherwise their TCP connection, and `uwarp stat` says why; tcp; memory: a connection that
+    /// cannot have it fails with EOPNOTSUPP. Or rules for peers, of which the first that matches decides:
+    /// memory:127.0.0.0/8,tcp:10.0.0.5:7471,tcp:[fd00::/8] (LINK:PEER[/BITS][:PORT[-LAST]]; the port is the
+    /// listening end's). tcpdump and tshark see TCP only [default: tcp]
+    #[arg(long, value_name = "auto|tcp|memory|RULES", env = "UWARP_LINK", hide_env_values = true,
+          value_parser = link_rules)]
+    pub link: Option<String>,
     /// Let `uwarp stat` see the program [default: on]
     #[arg(long, value_name = "on|off", env = "UWARP_STAT", hide_env_values = true, ignore_case = true)]
     pub stat: Option<Switch>,
@@ -407,17 +404,6 @@ pub enum Ask {
     Off,
 }
 
-/// `--link`
-#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
-pub enum LinkChoice {
-    /// Memory where both ends can, otherwise TCP
-    Auto,
-    /// TCP
-    Tcp,
-    /// Memory, or no connection
-    Memory,
-}
-
 /// `--progress`
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 pub enum Progress {
@@ -486,7 +472,7 @@ impl RunOptions {
             ),
             ("UWARP_MCAST_PORT", self.mcast_port.map(|port| port.to_string().into())),
             ("UWARP_ASK", self.ask.map(word)),
-            ("UWARP_LINK", self.link.map(word)),
+            ("UWARP_LINK", self.link.as_ref().map(OsString::from)),
             ("UWARP_STAT", self.stat.map(word)),
             ("UWARP_GUARD", self.guard.map(word)),
             ("UWARP_FILES", self.files.map(word)),
@@ -497,6 +483,11 @@ impl RunOptions {
         .filter_map(|(name, value)| Some((name, value?)))
         .collect()
     }
+}
+
+/// `--link`
+fn link_rules(text: &str) -> Result<String, String> {
+    text.parse::<uwarp_driver::config::Links>().map(|_| text.to_owned())
 }
 
 /// `--sockets`: rules, or `@` and a file with rules, whose name is made absolute.
@@ -564,7 +555,7 @@ mod tests {
             ("UWARP_MCAST_PORT", &["--mcast-port", "20001"], "20001"),
             ("UWARP_ASK", &["--ask", "auto"], "auto"),
             ("UWARP_ASK", &["--ask", "on"], "on"),
-            ("UWARP_LINK", &["--link", "memory"], "memory"),
+            ("UWARP_LINK", &["--link", "memory:127.0.0.1,tcp"], "memory:127.0.0.1,tcp"),
             ("UWARP_STAT", &["--stat", "off"], "off"),
             ("UWARP_FILES", &["--files", "on"], "on"),
             ("UWARP_FILES", &["--files", "auto"], "auto"),
@@ -599,6 +590,7 @@ mod tests {
     #[test]
     fn socket_rules_are_checked_and_files_made_absolute() {
         assert!(socket_rules("udp").unwrap_err().contains("is none of"));
+        assert!(link_rules("ring").unwrap_err().contains("is none of"));
         assert!(socket_rules("@/does/not/exist").is_err());
         let file = socket_rules("@Cargo.toml").unwrap_err();
         // It was read: its first line is no rule.

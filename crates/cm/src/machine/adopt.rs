@@ -374,6 +374,7 @@ fn error_of(why: Disconnect) -> Option<Errno> {
     match why {
         Disconnect::PeerClosed | Disconnect::LocalClosed => None,
         Disconnect::Timeout => Some(Errno::TIMEDOUT),
+        Disconnect::NoLink => Some(Errno::OPNOTSUPP),
         // A process that is killed leaves half a frame behind.
         Disconnect::Reset | Disconnect::Sent(TerminateError::Mpa(terminate::Mpa::ConnectionLost)) => {
             Some(Errno::CONNRESET)

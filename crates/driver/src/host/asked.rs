@@ -65,6 +65,8 @@ struct Expected {
     ends: [SocketAddr; 2],
     unsettled: Unsettled,
     until: Instant,
+    /// What is answered.
+    answer: Result<(), Why>,
 }
 
 impl Asked {
@@ -99,12 +101,25 @@ impl Asked {
 
     /// An initiator may ask about this connection; `ends`: its own, the initiator's.
     pub fn expect(&self, nonce: [u8; 16], ends: [SocketAddr; 2], unsettled: Unsettled) {
+        self.expect_and(
+            nonce,
+            Expected { ends, unsettled, until: Instant::now() + EXPECTED, answer: Ok(()) },
+        );
+    }
+
+    /// As [`Self::expect`], but it gets no memory: so the user wants it. It need not wait to hear that.
+    pub fn decline(&self, nonce: [u8; 16], ends: [SocketAddr; 2], unsettled: Unsettled) {
+        let (until, answer) = (Instant::now() + EXPECTED, Err(Why::TheirSetting));
+        self.expect_and(nonce, Expected { ends, unsettled, until, answer });
+    }
+
+    fn expect_and(&self, nonce: [u8; 16], expected: Expected) {
         let now = Instant::now();
         let mut state = self.state.lock();
         if state.expected.len() >= 64 && state.expected.len().is_power_of_two() {
             state.expected.retain(|_, expected| now < expected.until);
         }
-        state.expected.insert(nonce, Expected { ends, unsettled, until: now + EXPECTED });
+        state.expected.insert(nonce, expected);
         let early = state.early.iter().position(|(_, join, _)| join.nonce == nonce);
         let early = early.map(|at| state.early.swap_remove(at));
         drop(state);
@@ -259,11 +274,12 @@ impl Asker {
     }
 
     fn grant(&self, asked: &Asked, join: &Join, expected: Expected) -> Result<(), Why> {
-        let Expected { ends: [own, peer], unsettled, until } = expected;
+        let Expected { ends: [own, peer], unsettled, until, answer } = expected;
         let canonical = |end: SocketAddr| SocketAddr::new(end.ip().to_canonical(), end.port());
         if Instant::now() > until || join.ends != [canonical(peer), canonical(own)] {
             return Err(Why::NotOurs);
         }
+        answer?;
         let slab = usize::try_from(join.slab).ok().and_then(|at| self.shared.lock().slabs.get(at).cloned());
         let (Some(slab), Ok(lane)) = (slab, usize::try_from(join.lane)) else { return Err(Why::NotOurs) };
         if !slab.claim_lane(lane) {
@@ -271,7 +287,9 @@ impl Asker {
         }
         let mut end = End::new(slab, lane);
         end.agreed();
-        Granted::wait(&asked.engine, end, unsettled).ok_or(Why::NoResources)
+        let granted = Granted::wait(&asked.engine, end, unsettled.clone()).ok_or(Why::NoResources)?;
+        unsettled.grant(granted);
+        Ok(())
     }
 
     fn refuse(&self, join: &Join, why: Why) {
@@ -334,14 +352,14 @@ impl Source for Asker {
 
 /// A lane that was granted, beside the connection that the stream was attached with. The initiator's first
 /// byte comes over one of the two.
-struct Granted {
+pub struct Granted {
     engine: Arc<Engine>,
     token: OnceValue<Token>,
     waiting: Mutex<Option<(End, Unsettled)>, 26>,
 }
 
 impl Granted {
-    fn wait(engine: &Arc<Engine>, end: End, unsettled: Unsettled) -> Option<()> {
+    fn wait(engine: &Arc<Engine>, end: End, unsettled: Unsettled) -> Option<Arc<Self>> {
         let granted =
             Arc::new(Self { engine: engine.clone(), token: OnceValue::new(), waiting: Mutex::new(None) });
         let token = engine.register_watch(Watch::Itself, granted.clone()).ok()?;
@@ -349,7 +367,13 @@ impl Granted {
         end.set_name(token.0);
         *granted.waiting.lock() = Some((end, unsettled));
         engine.set_timer(token, Some(Instant::now() + GRANTED));
-        Some(())
+        Some(granted)
+    }
+
+    /// The lane, if the initiator has used it. The caller settles the stream.
+    pub(crate) fn take_used(&self) -> Option<End> {
+        let used = self.waiting.lock().as_ref().is_some_and(|(end, _)| end.is_used_by_peer());
+        if used { self.take().map(|(end, _)| end) } else { None }
     }
 
     fn take(&self) -> Option<(End, Unsettled)> {

@@ -7,7 +7,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
 use rustix::io::Errno;
-use rustix::net::{AddressFamily, Shutdown, SocketFlags, SocketType};
+use rustix::net::{AddressFamily, SocketFlags, SocketType};
 use uwarp_llp::memory::board::PeerBoard;
 use uwarp_llp::memory::lane::End;
 use uwarp_llp::memory::pair::{Bell, Pair};
@@ -23,18 +23,20 @@ use crate::lanes::Lanes;
 use crate::source::{Interest, Readiness, Source, Token};
 
 /// A process that is asked nothing, and with which no stream goes on, is left after this time.
-const IDLE: Duration = Duration::from_secs(10);
+const IDLE: Duration = Duration::from_secs(2);
 
 pub(super) struct Asking {
     engine: Arc<Engine>,
     lanes: Arc<Lanes>,
-    socket: Descriptor,
     token: OnceValue<Token>,
     over: AtomicBool,
     state: Mutex<State, 26>,
 }
 
+#[derive(Default)]
 struct State {
+    /// `None`: this is over.
+    socket: Option<Descriptor>,
     pair: Arc<Pair>,
     /// Wakes this process; passed with the first question.
     bell: Option<(Bell, OwnedFd)>,
@@ -69,18 +71,18 @@ impl Asking {
         }
         let bell = Bell::create().map_err(|_| Why::NoResources)?;
         let copy = bell.fd().try_clone_to_owned().map_err(|_| Why::NoResources)?;
+        let fd = socket.as_fd().as_raw_fd();
         let state = State {
+            socket: Some(socket),
             pair: Arc::new(Pair::default()),
             bell: Some((bell, copy)),
             watched: None,
             slabs: Vec::new(),
             waiting: Vec::new(),
         };
-        let fd = socket.as_fd().as_raw_fd();
         let asking = Arc::new(Self {
             engine: engine.clone(),
             lanes: lanes.clone(),
-            socket,
             token: OnceValue::new(),
             over: AtomicBool::new(false),
             state: Mutex::new(state),
@@ -135,7 +137,7 @@ impl Asking {
             fds.extend([board, bell.as_fd()]);
         }
         fds.extend(new.as_ref().map(|slab| slab.as_fd()));
-        let sent = send(&self.socket, &join.to_bytes(), &fds);
+        let sent = state.socket.as_ref().map_or(Err(Errno::PIPE), |to| send(to, &join.to_bytes(), &fds));
         let failed = match first.map(|(bell, _)| self.lanes.watch_bell(&self.engine, bell)) {
             Some(Err(_)) => Some(Why::NoResources),
             Some(Ok(token)) => {
@@ -165,7 +167,8 @@ impl Asking {
     /// Takes one answer. `None`: there is none now.
     fn take_answer(&self) -> Option<Result<(), Why>> {
         let (mut buffer, mut fds) = ([0; Answer::LEN + 1], Vec::new());
-        let bytes = match receive(&self.socket, &mut buffer, &mut fds) {
+        let mut state = self.state.lock();
+        let bytes = match receive(state.socket.as_ref()?, &mut buffer, &mut fds) {
             Ok(0) => return Some(Err(Why::NotHere)),
             Ok(bytes) => bytes,
             Err(Errno::INTR) => return Some(Ok(())),
@@ -175,7 +178,6 @@ impl Asking {
         let Some(answer) = buffer.get(..bytes).and_then(Answer::parse) else {
             return Some(Err(Why::Version));
         };
-        let mut state = self.state.lock();
         if let Ok([board, bell]) = <[OwnedFd; 2]>::try_from(fds) {
             match (PeerBoard::open(board), Bell::from_peer(bell)) {
                 (Ok(board), Ok(bell)) => state.pair.learn(board, bell),
@@ -203,19 +205,17 @@ impl Asking {
 
     /// Nothing more comes of this socket. Streams that use lanes go on.
     fn end(&self, why: Why) {
-        let (waiting, slabs, watched) = {
+        let State { socket, waiting, slabs, watched, .. } = {
             let mut state = self.state.lock();
             if self.over.swap(true, Ordering::AcqRel) {
                 return;
             }
-            state.bell = None;
-            (std::mem::take(&mut state.waiting), std::mem::take(&mut state.slabs), state.watched.take())
+            std::mem::take(&mut *state)
         };
         if let Some(token) = self.token.get() {
             self.engine.deregister(*token);
         }
-        // Its last user closes the descriptor; the peer need not wait for that.
-        let _ = rustix::net::shutdown(&self.socket, Shutdown::Both);
+        drop(socket);
         for Waiting { end, unsettled, .. } in waiting {
             drop(end);
             unsettled.stay(why);

@@ -44,6 +44,14 @@ pub enum Why {
     Version,
     /// No answer in time.
     Silent,
+    /// The rules of this process say so.
+    Setting,
+    /// The rules of the peer's process say so.
+    TheirSetting,
+    /// The responder has offered none.
+    NotOffered,
+    /// The initiator has decided so; it knows why.
+    Initiator,
     /// The program must not share memory: it has more rights than its user, cannot be looked at, or is in a
     /// sandbox.
     Sandbox,
@@ -58,6 +66,13 @@ impl std::fmt::Display for Why {
             Self::NoResources => "no descriptors or memory are left for it",
             Self::Version => "the peer is of another version",
             Self::Silent => "the peer's process has not answered in time",
+            Self::Setting => "UWARP_LINK says so here",
+            Self::TheirSetting => "UWARP_LINK says so at the peer",
+            Self::NotOffered => {
+                "memory was not offered: UWARP_LINK=tcp or UWARP_PEER=off there, an older version, too much \
+                 private data, or no process of this host"
+            }
+            Self::Initiator => "the end that has connected has chosen it, and says there why",
             Self::Sandbox => {
                 "this program has more rights than its user, cannot be traced, or has a sandbox of its own"
             }
@@ -70,8 +85,13 @@ const ANSWER: [u8; 4] = *b"uwA1";
 const FIRST: u32 = 1;
 const NEW_SLAB: u32 = 2;
 /// What an answer says: the reasons that a responder may have.
-const ANSWERS: [(u32, Option<Why>); 4] =
-    [(0, None), (1, Some(Why::AnotherUser)), (2, Some(Why::NotOurs)), (3, Some(Why::NoResources))];
+const ANSWERS: [(u32, Option<Why>); 5] = [
+    (0, None),
+    (1, Some(Why::AnotherUser)),
+    (2, Some(Why::NotOurs)),
+    (3, Some(Why::NoResources)),
+    (4, Some(Why::TheirSetting)),
+];
 
 impl Join {
     pub const LEN: usize = 4 + 4 + 16 + 4 + 4 + 2 * END;

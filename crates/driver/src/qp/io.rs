@@ -71,7 +71,7 @@ impl Qp {
     pub(super) fn send(&self, inner: &mut Inner, now: &Now) {
         let Inner { core, conn, .. } = inner;
         match conn {
-            Some(Conn { held: true, .. }) => {}
+            Some(Conn { settling, .. }) if settling.is_mute() => {}
             Some(Conn { link, pump, parked, timer, .. }) => {
                 pump.send(core, now, &mut Around { qp: self, link, token: timer.token, parked });
             }
@@ -83,11 +83,11 @@ impl Qp {
     /// Receives what is there. Returns whether there was anything: bytes, an end, an error.
     #[inline]
     pub(super) fn receive(&self, inner: &mut Inner, now: &Now) -> bool {
-        let Inner { core, conn: Some(conn), .. } = inner else { return false };
-        let Conn { link, pump, parked, timer, held, .. } = conn;
-        if *held {
+        if inner.conn.as_ref().is_some_and(|conn| !conn.settling.is_over()) && !self.decide(inner) {
             return false;
         }
+        let Inner { core, conn: Some(conn), .. } = inner else { return false };
+        let Conn { link, pump, parked, timer, .. } = conn;
         if self.hung_up.load(Ordering::Acquire) {
             link.look_at_end();
         }

@@ -2,32 +2,102 @@
 //! reply, because the peer's first frame may come at once, and learns a moment later that the initiator uses
 //! another one. Which of the two it is, the initiator alone decides, so that no byte is ever on both.
 
+use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
 use uwarp_llp::link::{Caps, Kind};
 use uwarp_llp::memory::lane::{End, Lane};
 use uwarp_llp::{Link, LowerLayer as _};
 use uwarp_proto::framing::Framing;
+use uwarp_proto::setup::Negotiated;
 use uwarp_rnic::VerbsError;
 use uwarp_rnic::qp::{Now, QpModify, QpState};
 
-use super::{Conn, Inner, Qp, StreamNumber, Timer, link_caps, mark};
-use crate::host::Why;
+use super::{Conn, Inner, Notice, Qp, StreamNumber, Timer, link_caps, mark};
+use crate::config::LinkChoice;
+use crate::host::{Granted, Why};
 use crate::pump::Pump;
 
+/// Whether the link of a stream may change before its first byte.
+pub enum Settling {
+    /// It stays as it is.
+    Over,
+    /// The initiator asks for memory. Nothing moves until it has an answer.
+    Asking {
+        /// Without memory the stream ends, and until it is had the program does not hear that it has begun.
+        required: bool,
+        /// The program is to hear that.
+        established: bool,
+    },
+    /// The responder waits for the initiator's first byte.
+    Open {
+        /// If it comes over the connection, the stream ends.
+        required: bool,
+        /// The lane that it may come over.
+        granted: Option<Arc<Granted>>,
+    },
+    /// Memory is required, and cannot be had: the stream ends.
+    Failed,
+}
+
+impl Settling {
+    /// The beginning of a stream after set-up.
+    pub fn begin(choice: LinkChoice, negotiated: &Negotiated) -> Self {
+        let required = choice == LinkChoice::Memory;
+        match (choice, negotiated.host.is_some(), negotiated.initiator) {
+            (LinkChoice::Tcp, ..) | (LinkChoice::Auto, false, _) => Self::Over,
+            (_, _, true) => Self::Asking { required, established: false },
+            (_, _, false) => Self::Open { required, granted: None },
+        }
+    }
+
+    #[inline]
+    pub(super) fn is_over(&self) -> bool {
+        matches!(self, Self::Over)
+    }
+
+    /// Nothing goes over the connection: not yet, or never.
+    #[inline]
+    pub(super) fn is_mute(&self) -> bool {
+        matches!(self, Self::Asking { .. } | Self::Failed)
+    }
+
+    pub(super) fn has_failed(&self) -> bool {
+        matches!(self, Self::Failed)
+    }
+
+    /// The stream has begun. Whether the program hears that later.
+    pub(super) fn withholds_established(&mut self) -> bool {
+        match self {
+            Self::Asking { required: true, established } => {
+                *established = true;
+                true
+            }
+            _ => false,
+        }
+    }
+}
+
 impl Qp {
-    /// The stream with this number goes over `link`, in frames of `framing`, instead of the link that it was
-    /// attached with, which comes back. Refused if anything of the stream has moved; then `link` comes back.
+    /// The stream with this number goes over another link, in frames of `framing`: `change` makes it, of the
+    /// one that the stream was attached with, and it can do `caps`. Refused if anything of the stream has
+    /// moved.
     pub fn settle(
         &self,
         number: StreamNumber,
-        link: Link,
         framing: Framing,
-    ) -> Result<Link, (VerbsError, Link)> {
+        caps: Caps,
+        change: impl FnOnce(Link) -> Link,
+    ) -> Result<(), VerbsError> {
         let mut inner = self.inner.lock();
-        let result = self.settle_locked(&mut inner, number, link, framing);
+        let result = self.settle_locked(&mut inner, number, framing, caps, change);
         self.release(inner);
         result
+    }
+
+    /// The stream with this number goes over a lane; its TCP connection stays beside it.
+    pub(crate) fn settle_in_memory(&self, number: StreamNumber, end: End) -> Result<(), VerbsError> {
+        self.settle(number, Framing::PLAIN, Caps::MEMORY, |tcp| in_memory(end, tcp))
     }
 
     /// Whether this stream has not begun yet, in either direction.
@@ -40,43 +110,130 @@ impl Qp {
         may
     }
 
-    /// The stream with this number goes over a lane; its TCP connection stays beside it.
-    pub(crate) fn settle_in_memory(&self, number: StreamNumber, end: End) -> Result<(), VerbsError> {
+    /// The initiator of this stream may use this lane instead of the connection.
+    pub(crate) fn grant(&self, number: StreamNumber, lane: Arc<Granted>) {
         let mut inner = self.inner.lock();
-        let result = self.settle_in_memory_locked(&mut inner, number, end);
-        self.release(inner);
-        result
+        if inner.streams == number
+            && let Some(Conn { settling: Settling::Open { granted, .. }, .. }) = &mut inner.conn
+        {
+            *granted = Some(lane);
+        }
+        self.let_go(inner);
     }
 
-    fn settle_in_memory_locked(
+    /// This stream, whose link was not settled, stays with its connection, or ends if that is not allowed.
+    pub(crate) fn stay_with_tcp(&self, number: StreamNumber, why: Why) {
+        let mut inner = self.inner.lock();
+        if inner.streams == number
+            && let Some(conn) = inner.conn.as_mut()
+        {
+            conn.why_tcp = Some(why);
+            match conn.settling {
+                Settling::Asking { required: true, .. } | Settling::Open { required: true, .. } => {
+                    self.fail_to_settle(&mut inner, why);
+                }
+                Settling::Asking { .. } => {
+                    tracing::info!(qpn = self.qpn(), "the stream uses TCP: {why}");
+                    conn.settling = Settling::Over;
+                    self.pump(&mut inner, &Now::unread());
+                }
+                // The initiator decides.
+                Settling::Open { .. } | Settling::Over | Settling::Failed => {}
+            }
+        }
+        self.release(inner);
+    }
+
+    /// The stream cannot go on as the program's user wants it.
+    fn fail_to_settle(&self, inner: &mut Inner, why: Why) {
+        tracing::error!(qpn = self.qpn(), "UWARP_LINK requires memory, but {why}: the connection ends");
+        if let Some(conn) = &mut inner.conn {
+            conn.settling = Settling::Failed;
+        }
+        // Cannot be refused: any state may become the error state.
+        let _ = inner.core.modify(&QpModify { state: Some(QpState::Err), ..QpModify::default() });
+    }
+
+    /// The link of this stream is not settled: looks where the initiator's first byte comes. Returns whether
+    /// the stream receives from the link that it has then.
+    #[cold]
+    pub(super) fn decide(&self, inner: &mut Inner) -> bool {
+        let Inner { core, conn: Some(conn), streams, .. } = inner else { return false };
+        let (required, granted) = match &conn.settling {
+            Settling::Over => return true,
+            Settling::Asking { .. } | Settling::Failed => return false,
+            Settling::Open { required, granted } => (*required, granted.clone()),
+        };
+        if core.has_heard() || conn.link.kind() != Kind::Tcp {
+            // The initiator's first byte has come, and this is the link that it has come over.
+            conn.settling = Settling::Over;
+            if conn.link.kind() == Kind::Tcp && conn.why_tcp.is_none() {
+                conn.why_tcp = Some(Why::Initiator);
+            }
+            return true;
+        }
+        if !required && granted.is_none() {
+            return true;
+        }
+        if conn.link.has_bytes_in_tcp() {
+            if required {
+                self.fail_to_settle(inner, Why::Initiator);
+                return false;
+            }
+            conn.settling = Settling::Over;
+            conn.why_tcp = Some(Why::Initiator);
+            return true;
+        }
+        // Before the end of the connection is looked at: what was written before it is received.
+        if let Some(end) = granted.and_then(|granted| granted.take_used()) {
+            let change = |tcp| in_memory(end, tcp);
+            let number = *streams;
+            let settled = self.settle_locked(inner, number, Framing::PLAIN, Caps::MEMORY, change);
+            if let Err(error) = settled {
+                tracing::debug!(qpn = self.qpn(), "the link is not settled: {error}");
+            }
+        }
+        true
+    }
+
+    fn settle_locked(
         &self,
         inner: &mut Inner,
         number: StreamNumber,
-        end: End,
+        framing: Framing,
+        caps: Caps,
+        change: impl FnOnce(Link) -> Link,
     ) -> Result<(), VerbsError> {
         let Some(conn) = inner.conn.as_mut().filter(|_| inner.streams == number) else {
-            return Err(VerbsError::Invalid("the stream has ended"));
+            return Err(VerbsError::Invalid("the stream has ended, or another one has begun"));
         };
-        if !conn.pump.is_untouched() || conn.link.kind() != Kind::Tcp {
+        if !conn.pump.is_untouched() || conn.settling.has_failed() {
             return Err(VerbsError::Invalid("this stream is in use"));
         }
-        inner.core.reframe(&Now::unread(), Framing::PLAIN, link_caps(Caps::MEMORY))?;
         let me = self.me.upgrade().ok_or(VerbsError::Invalid("the queue pair is being destroyed"))?;
+        inner.core.reframe(&Now::unread(), framing, link_caps(caps))?;
         let engine = self.shell.nic().engine();
         if conn.parked.take().is_some() {
             engine.unpark();
         }
         engine.deregister(conn.timer.token);
         let Some(conn) = inner.conn.take() else { return Ok(()) };
-        let link = Link::from(Lane::new(end, conn.link.into_descriptor()));
-        self.shell.set_needs_system(false);
+        let needed_system = conn.link.caps().needs_system;
+        let link = change(conn.link);
+        if needed_system != caps.needs_system {
+            self.shell.set_needs_system(caps.needs_system);
+        }
         // What was reported, and what the pump knows, is about the other link.
         self.hung_up.store(false, Ordering::Release);
         let registered = engine.register_watch(link.watch(), me);
         let token = *registered.as_ref().unwrap_or(&conn.timer.token);
         link.set_name(token.0);
+        mark(&link, inner.traffic_class);
         let (pump, timer) = (Pump::default(), Timer { token, at: None });
-        inner.conn = Some(Conn { link, pump, timer, held: false, ..conn });
+        if matches!(conn.settling, Settling::Asking { established: true, .. }) && !inner.destroyed {
+            inner.notices.push_back(Notice::Established(conn.observer.clone()));
+        }
+        inner.conn = Some(Conn { link, pump, timer, settling: Settling::Over, why_tcp: None, ..conn });
         if let Err(error) = registered {
             // It was watched before, so another use has reached a limit of the system meanwhile.
             tracing::error!(qpn = self.qpn(), "cannot watch the connection: {error}");
@@ -86,76 +243,8 @@ impl Qp {
         self.pump(inner, &Now::unread());
         Ok(())
     }
+}
 
-    /// This stream, whose link was held, stays with it.
-    pub(crate) fn stay_with_tcp(&self, number: StreamNumber, why: Why) {
-        let mut inner = self.inner.lock();
-        if inner.streams == number
-            && let Some(conn) = inner.conn.as_mut()
-        {
-            conn.why_tcp = Some(why);
-            conn.held = false;
-            self.pump(&mut inner, &Now::unread());
-        }
-        self.release(inner);
-    }
-
-    /// This stream cannot go on as the program wants it.
-    pub(crate) fn end_stream(&self, number: StreamNumber) {
-        let mut inner = self.inner.lock();
-        if inner.streams == number {
-            // Cannot be refused: any state may become the error state.
-            let _ = inner.core.modify(&QpModify { state: Some(QpState::Err), ..QpModify::default() });
-        }
-        self.release(inner);
-    }
-
-    fn settle_locked(
-        &self,
-        inner: &mut Inner,
-        number: StreamNumber,
-        link: Link,
-        framing: Framing,
-    ) -> Result<Link, (VerbsError, Link)> {
-        let now = &Now::unread();
-        let caps = link.caps();
-        let (engine, class) = (self.shell.nic().engine(), inner.traffic_class);
-        let Inner { core, conn: Some(conn), streams, .. } = inner else {
-            return Err((VerbsError::Invalid("the stream has ended"), link));
-        };
-        if *streams != number || !conn.pump.is_untouched() {
-            return Err((VerbsError::Invalid("another stream has begun, or this one is in use"), link));
-        }
-        let Some(me) = self.me.upgrade() else {
-            return Err((VerbsError::Invalid("the queue pair is being destroyed"), link));
-        };
-        let token = match engine.register_watch(link.watch(), me) {
-            Ok(token) => token,
-            Err(e) => {
-                tracing::error!(qpn = self.qpn(), "cannot watch the connection: {e}");
-                return Err((VerbsError::NoResources("descriptors"), link));
-            }
-        };
-        if let Err(error) = core.reframe(now, framing, link_caps(caps)) {
-            engine.deregister(token);
-            return Err((error, link));
-        }
-        if conn.parked.take().is_some() {
-            engine.unpark();
-        }
-        engine.deregister(conn.timer.token);
-        if conn.link.caps().needs_system != caps.needs_system {
-            self.shell.set_needs_system(caps.needs_system);
-        }
-        link.set_name(token.0);
-        mark(&link, class);
-        // What was reported, and what the pump knows, is about the other link.
-        self.hung_up.store(false, Ordering::Release);
-        let (pump, timer) = (Pump::default(), Timer { token, at: None });
-        let observer = conn.observer.clone();
-        let after = Conn { link, pump, timer, observer, parked: None, held: false, why_tcp: None };
-        let before = std::mem::replace(conn, after);
-        self.pump(inner, now);
-        Ok(before.link)
-    }
+fn in_memory(end: End, tcp: Link) -> Link {
+    Link::from(Lane::new(end, tcp.into_descriptor()))
 }

@@ -7,6 +7,7 @@
 use std::net::SocketAddr;
 use std::os::fd::{AsFd as _, BorrowedFd};
 use std::sync::Arc;
+use std::time::Duration;
 
 use uwarp_mem::{self as mem, MemSeg, owned};
 use uwarp_process::Descriptor;
@@ -62,6 +63,12 @@ impl End {
     /// said, it is never used again, because the peer may begin to use it late.)
     pub fn agreed(&mut self) {
         self.agreed = true;
+    }
+
+    /// Whether the peer has written anything, or has said that it ends.
+    pub fn is_used_by_peer(&self) -> bool {
+        let line = self.their_line();
+        Theirs::default().hear_tail(line, 0) != Ok(0) || Theirs::flags(line).ends()
     }
 
     /// What the engine calls the lane from now on: [`Slab::harvest`] reports this name.
@@ -380,8 +387,10 @@ impl LowerLayer for Lane {
         self.over.or(closed).or_else(|| tcp::ended(self.tcp.as_fd()))
     }
 
+    /// The end of the peer's process is reported, so nothing is doubtful.
     fn answers(&self) -> Option<Answers> {
-        None
+        let all = self.unacknowledged() == 0;
+        Some(Answers { all, held: false, doubtful: false, last: Duration::ZERO })
     }
 
     fn probe_when_quiet(&self) {}

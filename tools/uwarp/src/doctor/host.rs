@@ -17,6 +17,7 @@ use rustix::system::uname;
 use rustix::time::{TimerfdClockId, TimerfdFlags, timerfd_create};
 
 use uwarp_driver::address::lid_of;
+use uwarp_driver::{Config, host};
 
 use super::{Check, scheduling};
 use crate::cli::PortRange;
@@ -32,6 +33,7 @@ pub fn checks() -> Vec<Check> {
         memory(),
         kernel(),
         loopback(),
+        one_host(),
         interface(),
         udp(),
         buffers(),
@@ -199,6 +201,29 @@ fn loopback() -> Check {
             name,
             format!("no TCP connection over 127.0.0.1: {error}"),
             "in a new network namespace: ip link set lo up",
+        ),
+    }
+}
+
+/// What carries streams between programs of this host.
+fn one_host() -> Check {
+    let name = "one host";
+    let links = &Config::get().links;
+    if links.are_tcp() {
+        return Check::ok(
+            name,
+            "programs of this host use TCP; with UWARP_LINK=auto they share memory where they can",
+        );
+    }
+    match host::obstacle() {
+        None => Check::ok(
+            name,
+            "programs of one user share memory, which tcpdump does not see; it does with UWARP_LINK=tcp",
+        ),
+        Some(why) => Check::warn(
+            name,
+            format!("programs of this host use TCP: {why}"),
+            "allow memfd_create, eventfd2 and Unix sockets with passed descriptors",
         ),
     }
 }

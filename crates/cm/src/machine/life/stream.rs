@@ -219,7 +219,7 @@ impl Life {
     /// another thread may carry out: a program looks at the queue pair as soon as this call returns.)
     pub fn disconnect(&mut self, now: &Now) -> Result<bool, CmError> {
         if self.unreported_end.is_some() {
-            self.stream_ended(now);
+            self.stream_ended(now, Errno::CONNRESET);
         }
         let mut leaves = false;
         match (self.state(), &self.part) {
@@ -264,7 +264,7 @@ impl Life {
             Part::Stream { conn } => self.part = Part::Stream { conn },
             part => self.discard(now, part),
         }
-        self.stream_ended(now);
+        self.stream_ended(now, Errno::CONNRESET);
         self.settle();
     }
 
@@ -578,7 +578,10 @@ impl Life {
                 self.actions.push_back(Action::CheckPolled);
             }
             Some(_) => {}
-            None => self.stream_ended(now),
+            None => self.stream_ended(
+                now,
+                if why == Disconnect::NoLink { Errno::OPNOTSUPP } else { Errno::CONNRESET },
+            ),
         }
     }
 
@@ -590,21 +593,22 @@ impl Life {
         if unpolled && now.get() < end.limit {
             end.look = Some(now.get() + UNPOLLED_LOOK);
         } else {
-            self.stream_ended(now);
+            self.stream_ended(now, Errno::CONNRESET);
         }
     }
 
     pub(super) fn check_unreported_end(&mut self, now: &Now) {
         let Some(end) = &mut self.unreported_end else { return };
         if end.limit <= now.get() {
-            self.stream_ended(now);
+            self.stream_ended(now, Errno::CONNRESET);
         } else if is_over(end.look, now) {
             end.look = None;
             self.actions.push_back(Action::CheckPolled);
         }
     }
 
-    fn stream_ended(&mut self, now: &Now) {
+    /// `errno`: why, if it has not begun.
+    fn stream_ended(&mut self, now: &Now, errno: Errno) {
         if let Part::Stream { .. } | Part::Attaching { .. } = self.take_part() {
             self.left = true;
         }
@@ -612,7 +616,7 @@ impl Life {
             self.event(IdEvent::plain(EventKind::Disconnected, 0));
             self.start_timewait(now);
         } else if self.conclude(Step::Failed) {
-            self.event(IdEvent::errno(EventKind::ConnectError, Errno::CONNRESET));
+            self.event(IdEvent::errno(EventKind::ConnectError, errno));
         }
     }
 

@@ -34,6 +34,8 @@ pub enum Disconnect {
     Reset,
     /// The peer did not do its part in time.
     Timeout,
+    /// The link that is required here cannot be had. Only a shell says so.
+    NoLink,
 }
 
 /// State of one connection; each has its own.

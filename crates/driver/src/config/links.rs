@@ -1,0 +1,216 @@
+//! What carries streams between two ends of one host: `UWARP_LINK`.
+//!
+//! ```text
+//! rules = rule *("," rule)                 the first that matches decides; none: tcp
+//! rule  = link [":" peer [":" port]]
+//! link  = "auto" / "tcp" / "memory"
+//! peer  = IPv4 ["/" BITS] / "[" IPv6 ["/" BITS] "]" / "*"
+//! port  = FIRST ["-" LAST]                 of the end that listens
+//! ```
+
+use std::fmt;
+use std::net::IpAddr;
+use std::str::FromStr;
+
+/// What carries a stream.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum LinkChoice {
+    /// Memory where both ends can, otherwise TCP.
+    Auto,
+    /// TCP.
+    Tcp,
+    /// Memory, or none.
+    Memory,
+}
+
+/// The rules of a process.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct Links(Vec<Rule>);
+
+#[derive(Debug, Clone, PartialEq, Eq)]
+struct Rule {
+    link: LinkChoice,
+    /// A network and its bits; `None`: any peer.
+    peer: Option<(IpAddr, u8)>,
+    ports: (u16, u16),
+}
+
+const ANY_PORT: (u16, u16) = (0, u16::MAX);
+
+/// Where no rule matches. TODO: auto, when all rows have run over it a hundred times (ADR 049).
+const DEFAULT: LinkChoice = LinkChoice::Tcp;
+
+impl Links {
+    /// The choice for connections with `peer`, of which the listening end has this port.
+    pub fn choose(&self, peer: IpAddr, port: u16) -> LinkChoice {
+        let peer = peer.to_canonical();
+        let rule = self.0.iter().find(|rule| {
+            let (first, last) = rule.ports;
+            rule.peer.is_none_or(|network| is_in(peer, network)) && (first..=last).contains(&port)
+        });
+        rule.map_or(DEFAULT, |rule| rule.link)
+    }
+
+    /// Whether no connection uses anything but TCP.
+    pub fn are_tcp(&self) -> bool {
+        let all = self.0.iter().position(|rule| rule.peer.is_none() && rule.ports == ANY_PORT);
+        let (rules, others) = match all {
+            Some(last) => (self.0.get(..=last).unwrap_or_default(), LinkChoice::Tcp),
+            None => (&*self.0, DEFAULT),
+        };
+        others == LinkChoice::Tcp && rules.iter().all(|rule| rule.link == LinkChoice::Tcp)
+    }
+}
+
+impl FromStr for Links {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, String> {
+        let rules = text.split(',').map(str::trim).filter(|rule| !rule.is_empty());
+        rules
+            .map(|rule| Rule::parse(rule).map_err(|reason| format!("the rule \"{rule}\": {reason}")))
+            .collect::<Result<_, _>>()
+            .map(Self)
+    }
+}
+
+impl Rule {
+    fn parse(text: &str) -> Result<Self, String> {
+        let (link, rest) = text.split_once(':').unwrap_or((text, "*"));
+        let link = match link.trim().to_ascii_lowercase().as_str() {
+            "auto" => LinkChoice::Auto,
+            "tcp" => LinkChoice::Tcp,
+            "memory" => LinkChoice::Memory,
+            other => return Err(format!("\"{other}\" is none of: auto, tcp, memory")),
+        };
+        let rest = rest.trim();
+        let (peer, port) = match rest.strip_prefix('[') {
+            Some(v6) => {
+                let (peer, port) = v6.split_once(']').ok_or("there is no \"]\" behind the address")?;
+                let port = match port {
+                    "" => None,
+                    port => Some(port.strip_prefix(':').ok_or_else(|| format!("\"{port}\" is not :PORT"))?),
+                };
+                (network(peer)?, port)
+            }
+            None if rest.matches(':').count() > 1 => {
+                return Err(format!("an IPv6 address stands in brackets: [{rest}]"));
+            }
+            None => {
+                let (peer, port) =
+                    rest.split_once(':').map_or((rest, None), |(peer, port)| (peer, Some(port)));
+                (network(peer)?, port)
+            }
+        };
+        Ok(Self { link, peer, ports: port.map_or(Ok(ANY_PORT), ports)? })
+    }
+}
+
+/// For logs, in the words of the rules.
+impl fmt::Display for LinkChoice {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Self::Auto => "auto",
+            Self::Tcp => "tcp",
+            Self::Memory => "memory",
+        })
+    }
+}
+
+fn network(text: &str) -> Result<Option<(IpAddr, u8)>, String> {
+    let text = text.trim();
+    if text == "*" {
+        return Ok(None);
+    }
+    let (ip, bits) = text.split_once('/').map_or((text, None), |(ip, bits)| (ip, Some(bits)));
+    let ip: IpAddr = ip.parse().map_err(|_| format!("\"{ip}\" is not an IP address"))?;
+    let most = if ip.is_ipv4() { 32 } else { 128 };
+    let bits = bits.map_or(Some(most), |bits| bits.parse().ok().filter(|bits| *bits <= most));
+    Ok(Some((ip, bits.ok_or_else(|| format!("\"{text}\" has no number of bits from 0 to {most}"))?)))
+}
+
+fn ports(text: &str) -> Result<(u16, u16), String> {
+    let (first, last) = text.split_once('-').unwrap_or((text, text));
+    match (first.trim().parse(), last.trim().parse()) {
+        (Ok(first @ 1..), Ok(last)) if first <= last => Ok((first, last)),
+        _ => Err(format!("\"{text}\" is not a port, or FIRST-LAST, from 1 to 65535")),
+    }
+}
+
+fn is_in(ip: IpAddr, (network, bits): (IpAddr, u8)) -> bool {
+    let same = |a: u128, b: u128, whole: u8| (a ^ b).checked_shr(u32::from(whole - bits)).unwrap_or(0) == 0;
+    match (ip, network) {
+        (IpAddr::V4(a), IpAddr::V4(b)) => same(a.to_bits().into(), b.to_bits().into(), 32),
+        (IpAddr::V6(a), IpAddr::V6(b)) => same(a.to_bits(), b.to_bits(), 128),
+        _ => false,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn choose(rules: &str, peer: &str, port: u16) -> LinkChoice {
+        rules.parse::<Links>().unwrap().choose(peer.parse().unwrap(), port)
+    }
+
+    #[test]
+    fn the_first_rule_that_matches_decides() {
+        use LinkChoice::*;
+        for (rules, peer, port, link) in [
+            ("", "10.0.0.1", 7, Tcp),
+            ("tcp", "10.0.0.1", 7, Tcp),
+            ("Memory", "::1", 7, Memory),
+            ("memory:127.0.0.1", "127.0.0.1", 7, Memory),
+            ("memory:127.0.0.1", "127.0.0.2", 7, Tcp),
+            ("memory:127.0.0.1,auto", "127.0.0.2", 7, Auto),
+            ("memory:127.0.0.0/8,tcp", "127.9.9.9", 7, Memory),
+            ("memory:127.0.0.0/8,tcp", "10.0.0.1", 7, Tcp),
+            ("memory:127.0.0.0/8", "::ffff:127.0.0.1", 7, Memory),
+            ("tcp:10.0.0.1:7471, memory", "10.0.0.1", 7471, Tcp),
+            ("tcp:10.0.0.1:7471, memory", "10.0.0.1", 7472, Memory),
+            ("tcp:*:7000-7999", "10.0.0.1", 7471, Tcp),
+            ("tcp:*:7000-7999,auto", "10.0.0.1", 8000, Auto),
+            ("tcp:[fd00::/8]:7471", "fd12::3", 7471, Tcp),
+            ("tcp:[fd00::/8]:7471,auto", "fe80::1", 7471, Auto),
+            ("tcp:[::1]", "::1", 1, Tcp),
+            ("tcp:0.0.0.0/0,auto", "::1", 1, Auto),
+        ] {
+            assert_eq!(choose(rules, peer, port), link, "{rules} {peer} {port}");
+        }
+    }
+
+    #[test]
+    fn what_has_no_meaning_says_why() {
+        for (rules, word) in [
+            ("ring", "auto, tcp, memory"),
+            ("tcp:", "not an IP address"),
+            ("tcp:host", "not an IP address"),
+            ("tcp:fd00::1", "[fd00::1]"),
+            ("tcp:[fd00::1", "no \"]\""),
+            ("tcp:[fd00::1]7471", ":PORT"),
+            ("tcp:10.0.0.0/33", "0 to 32"),
+            ("tcp:10.0.0.1:0", "not a port"),
+            ("tcp:10.0.0.1:9-7", "not a port"),
+            ("memory,tcp:10.0.0.1:", "the rule \"tcp:10.0.0.1:\""),
+        ] {
+            let error = rules.parse::<Links>().unwrap_err();
+            assert!(error.contains(word), "{rules}: {error}");
+        }
+    }
+
+    #[test]
+    fn only_rules_for_tcp_need_no_memory() {
+        for (rules, are_tcp) in [
+            ("tcp", true),
+            ("tcp:10.0.0.1,tcp", true),
+            ("tcp,memory", true),
+            ("", true),
+            ("tcp:10.0.0.1", true),
+            ("tcp:10.0.0.1,auto", false),
+            ("memory:10.0.0.1,tcp", false),
+        ] {
+            assert_eq!(rules.parse::<Links>().unwrap().are_tcp(), are_tcp, "{rules}");
+        }
+    }
+}
