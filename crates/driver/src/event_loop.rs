@@ -11,7 +11,7 @@ use std::time::Duration;
 
 use crate::engine::Engine;
 use crate::lead::Leader;
-use crate::progress::Lead;
+use crate::progress::{Lead, Nanos};
 use crate::sync::{Ordering, thread_local};
 use crate::sys;
 
@@ -141,6 +141,15 @@ impl Engine {
 
     fn note_loop(&self) {
         self.loops.store(true, Ordering::Relaxed);
+    }
+
+    /// A thread of the program sleeps, or is about to, on a descriptor that the sockets it waits for make
+    /// readable, and then serves them itself.
+    pub(crate) fn note_own_loop(&self, now: Nanos) {
+        self.last_poll.stamp(now);
+        if !self.loops.load(Ordering::Relaxed) {
+            self.note_loop();
+        }
     }
 
     /// Whether the last lead was that of an event loop, which comes back when it has handled its events.

@@ -75,6 +75,7 @@ impl Qp {
         let registered = engine.register_watch(link.watch(), me);
         let token = *registered.as_ref().unwrap_or(&conn.timer.token);
         link.set_name(token.0);
+        self.shell.fed_by(Some(token));
         let (pump, timer) = (Pump::default(), Timer { token, at: None });
         inner.conn = Some(Conn { link, pump, timer, held: false, ..conn });
         if let Err(error) = registered {
@@ -148,6 +149,7 @@ impl Qp {
             self.shell.set_needs_system(caps.needs_system);
         }
         link.set_name(token.0);
+        self.shell.fed_by(Some(token));
         mark(&link, class);
         // What was reported, and what the pump knows, is about the other link.
         self.hung_up.store(false, Ordering::Release);

@@ -602,6 +602,50 @@ pub fn a_program_that_waits_on_the_descriptor_is_woken() {
     program.join();
 }
 
+/// A program's own event loop: its channel does not block, the sockets make the descriptor readable, and its
+/// calls serve them. It gets each event, also those that another thread has found; and what does not belong
+/// to its channel is served beside it.
+pub fn an_event_loop_with_a_channel_gets_its_events() {
+    let engine = background::start().unwrap();
+    let channel = Channel::new(&engine).unwrap();
+    sys::set_nonblocking(channel.fd());
+    let (probe, token) = Probe::new(&engine, Some(channel.clone()));
+    let (other, _) = Probe::new(&engine, None);
+    channel.fed_by(Some(token.0), &Weak::new());
+    let taken = Count::new();
+    let program = {
+        let (channel, taken) = (channel.clone(), taken.clone());
+        start(move || {
+            channel.armed(&Weak::new());
+            while taken.get() < 3 {
+                sys::wait_readable(channel.fd());
+                if channel.get().is_ok() {
+                    channel.armed(&Weak::new());
+                    taken.add();
+                }
+            }
+        })
+    };
+    let polls = {
+        let engine = engine.clone();
+        start(move || {
+            at_any_moment();
+            engine.poll_once();
+        })
+    };
+    for event in 1..=3 {
+        if shuttle::rand::thread_rng().gen_bool(0.5) {
+            at_any_moment();
+        }
+        probe.socket.arrive();
+        taken.wait(event);
+    }
+    other.socket.arrive();
+    other.read.wait(1);
+    program.join();
+    polls.join();
+}
+
 /// The process exits in a thread that may be the leader, which then never continues: every connection is
 /// notified.
 pub fn exit_is_reported_to_all() {
