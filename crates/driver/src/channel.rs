@@ -85,7 +85,9 @@ pub struct Channel {
     /// The sockets themselves make the descriptor readable, and the program's calls serve them: it is
     /// non-blocking, so it may be readable without an event. Written under the lock of `feeds`.
     own: AtomicBool,
-    /// The same since the last call that blocked.
+    /// Some of what feeds it has no descriptor: bells call the program.
+    called: AtomicBool,
+    /// As `own`, since the last call that blocked.
     was_own: AtomicBool,
     feeds: Mutex<Feeds, 23>,
     /// A thread that blocks on this channel sleeps on the sockets.
@@ -156,6 +158,7 @@ impl Channel {
             shown,
             own: AtomicBool::new(false),
             was_own: AtomicBool::new(false),
+            called: AtomicBool::new(false),
             feeds: Mutex::default(),
             leading: AtomicBool::new(false),
             armed: Mutex::default(),
@@ -177,6 +180,7 @@ impl Channel {
         let mut queue = self.queue.lock();
         let (bell, watch) = (queue.bell.take(), queue.watch.take());
         drop(queue);
+        watch.iter().for_each(|watch| self.call_no_more(watch));
         bell.iter().for_each(|bell| fork::untrack(bell.fd()));
         watch.iter().for_each(|watch| fork::untrack(watch.fd()));
     }
@@ -425,6 +429,9 @@ impl Channel {
         }
         if self.shown && self.may_be_own() && fork::nonblocking(self.fd()) && self.becomes_own() {
             self.engine.note_own_loop(self.engine.now());
+            if self.called.load(Ordering::Relaxed) {
+                self.engine.own_loop_sleeps();
+            }
         } else {
             self.leave_to_others();
             self.engine.hand_over();
@@ -443,9 +450,24 @@ impl Channel {
             feeds.all.retain(|(token, _)| self.engine.find(*token).is_some());
         }
         feeds.all.push((token, cq.clone()));
-        if self.own.load(Ordering::Relaxed) && !self.watches(token) {
+        if self.own.load(Ordering::Relaxed) && !(self.watches(token) && self.is_called()) {
             self.disown(&mut feeds);
         }
+    }
+
+    /// Whether bells call the program, if that is needed.
+    fn is_called(&self) -> bool {
+        if !self.called.load(Ordering::Relaxed) {
+            return true;
+        }
+        let watch = self.queue.lock().watch.clone();
+        watch.is_some_and(|watch| self.engine.call_to(&watch))
+    }
+
+    /// The same, for the program's thread.
+    fn is_called_here(&self) -> bool {
+        let here = || BLOCKED_ON.with(|on| std::ptr::from_ref(on).addr());
+        !self.called.load(Ordering::Relaxed) || self.engine.own.may_serve(here()) && self.is_called()
     }
 
     /// Whether the program's loop may be left to serve what it waits for.
@@ -455,16 +477,20 @@ impl Channel {
 
     fn watches(&self, token: Token) -> bool {
         let Some(watch) = self.queue.lock().watch.clone() else { return false };
-        self.engine.watch_beside(token, &watch) != Beside::Cannot
+        let beside = self.engine.watch_beside(token, &watch);
+        if beside == Beside::Raised {
+            self.called.store(true, Ordering::Relaxed);
+        }
+        beside != Beside::Cannot
     }
 
     /// The descriptor is non-blocking: from now on the sockets make it readable. Returns whether that can be.
     fn becomes_own(&self) -> bool {
-        if self.own.load(Ordering::Relaxed) {
+        if self.own.load(Ordering::Relaxed) && self.is_called_here() {
             return true;
         }
         let mut feeds = self.feeds.lock();
-        if !feeds.all.iter().all(|(token, _)| self.watches(*token)) {
+        if !feeds.all.iter().all(|(token, _)| self.watches(*token)) || !self.is_called_here() {
             self.disown(&mut feeds);
         }
         self.own.store(!feeds.never, Ordering::Relaxed);
@@ -499,6 +525,14 @@ impl Channel {
         let watch = self.queue.lock().watch.clone();
         if let Some(watch) = watch {
             feeds.all.iter().for_each(|(token, _)| self.engine.watch_alone(*token, &watch));
+            self.call_no_more(&watch);
+        }
+    }
+
+    fn call_no_more(&self, watch: &Arc<Watch>) {
+        if self.called.load(Ordering::Relaxed) {
+            self.engine.call_no_more(watch);
+            self.engine.own_loop_wakes();
         }
     }
 
@@ -518,6 +552,9 @@ impl Channel {
         // If the program sleeps now, it polls no more what it polled in earnest.
         if self.is_empty() {
             self.engine.unpark();
+            if self.called.load(Ordering::Relaxed) {
+                self.engine.own_loop_sleeps();
+            }
         }
     }
 

@@ -13,6 +13,7 @@ use rustix::io::Errno;
 use slab::Slab;
 use uwarp_llp::carrier;
 
+use crate::event_loop::OwnLoops;
 use crate::fork::{self, Birth, Uncancelled};
 use crate::held::Held;
 use crate::lost_leads::{self, LostLeads};
@@ -31,6 +32,8 @@ struct Slot {
     reports: Reports,
     /// What else reports its descriptor: see [`Engine::watch_beside`].
     beside: Vec<Weak<Watch>>,
+    /// It is rung for what no descriptor reports.
+    rung: bool,
 }
 
 /// How the engine learns that a source is ready.
@@ -51,6 +54,28 @@ impl Slot {
         match self.reports {
             Reports::System(fd, _) | Reports::Both(fd) => Some(fd),
             Reports::Itself | Reports::Never => None,
+        }
+    }
+
+    /// Returns whether `watch` reports its descriptor, too, from now on.
+    fn report_to(&mut self, watch: &Arc<Watch>) -> bool {
+        let Reports::System(fd, interest) = self.reports else { return false };
+        self.beside.retain(|other| other.strong_count() > 0);
+        if self.beside.iter().any(|other| other.as_ptr() == Arc::as_ptr(watch)) {
+            return true;
+        }
+        let added = watch.add(fd, self.token.0, interest).is_ok();
+        if added {
+            self.beside.push(Arc::downgrade(watch));
+        }
+        added
+    }
+
+    fn report_no_more(&mut self, watch: &Arc<Watch>) {
+        let before = self.beside.len();
+        self.beside.retain(|other| other.as_ptr() != Arc::as_ptr(watch));
+        if let Some(fd) = self.fd().filter(|_| self.beside.len() != before) {
+            let _ = watch.delete(fd);
         }
     }
 
@@ -111,13 +136,18 @@ pub struct Engine {
     pub(crate) loops: AtomicBool,
     /// When a thread of an event loop that serves its own sockets last looked at all of them.
     looked_around: AtomicU64,
+    /// What reports the bells to such a thread.
+    home: Mutex<Weak<Watch>, 28>,
+    pub(crate) own: OwnLoops,
 }
 
 /// What came of [`Engine::watch_beside`].
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Beside {
     Watched,
-    /// The system does not report this source, or has refused to.
+    /// No descriptor reports this source: see [`Engine::call_to`].
+    Raised,
+    /// The system has refused it.
     Cannot,
     /// There is no such source any more.
     Gone,
@@ -176,6 +206,8 @@ impl Engine {
             settle: OnceLock::new(),
             loops: AtomicBool::new(false),
             looked_around: AtomicU64::new(0),
+            home: Mutex::default(),
+            own: OwnLoops::default(),
         };
         engine.held.set_token(engine.new_token(engine.held.clone()));
         Ok(engine)
@@ -255,7 +287,7 @@ impl Engine {
         let mut sources = self.sources.write();
         let entry = sources.vacant_entry();
         let token = Token::new(entry.key(), generation);
-        entry.insert(Slot { token, source, reports, beside: Vec::new() });
+        entry.insert(Slot { token, source, reports, beside: Vec::new(), rung: false });
         token
     }
 
@@ -288,44 +320,86 @@ impl Engine {
         let Some(slot) = sources.get_mut(token.index()).filter(|s| s.token == token) else {
             return Beside::Gone;
         };
-        let Reports::System(fd, interest) = slot.reports else { return Beside::Cannot };
-        slot.beside.retain(|other| other.strong_count() > 0);
-        if slot.beside.iter().any(|other| other.as_ptr() == Arc::as_ptr(watch)) {
-            return Beside::Watched;
+        if matches!(slot.reports, Reports::Itself | Reports::Both(_)) {
+            return Beside::Raised;
         }
-        if watch.add(fd, token.0, interest).is_err() {
-            return Beside::Cannot;
+        if slot.report_to(watch) { Beside::Watched } else { Beside::Cannot }
+    }
+
+    /// As [`Self::register_input`], for a bell: whoever makes sources ready that no descriptor reports rings it
+    /// if a thread has announced its sleep.
+    pub(crate) fn register_bell(&self, fd: RawFd, source: Arc<dyn Source>) -> io::Result<Token> {
+        let token = self.register_for(fd, source, Interest::Input)?;
+        let mut sources = self.sources.write();
+        if let Some(slot) = sources.get_mut(token.index()).filter(|s| s.token == token) {
+            slot.rung = true;
+            let home = self.home.lock().upgrade();
+            home.iter().for_each(|home| _ = slot.report_to(home));
         }
-        slot.beside.push(Arc::downgrade(watch));
-        Beside::Watched
+        Ok(token)
+    }
+
+    /// From now on `watch`, which the program waits for, reports the bells, until another one does. Returns
+    /// whether it does.
+    pub(crate) fn call_to(&self, watch: &Arc<Watch>) -> bool {
+        let is_home = |home: &Weak<Watch>| home.as_ptr() == Arc::as_ptr(watch);
+        if is_home(&self.home.lock()) {
+            return true;
+        }
+        let mut sources = self.sources.write();
+        let mut home = self.home.lock();
+        if home.strong_count() > 0 {
+            // Its loop serves the sources of all channels.
+            return true;
+        }
+        *home = Arc::downgrade(watch);
+        let added = watch.add_rings(&self.wake, Token::CALL.0).is_ok();
+        added && sources.iter_mut().filter(|(_, slot)| slot.rung).all(|(_, slot)| slot.report_to(watch))
+    }
+
+    /// Takes [`Self::call_to`] back.
+    pub(crate) fn call_no_more(&self, watch: &Arc<Watch>) {
+        let mut sources = self.sources.write();
+        let mut home = self.home.lock();
+        if home.as_ptr() == Arc::as_ptr(watch) {
+            *home = Weak::new();
+            let _ = watch.delete(self.wake.fd());
+            for (_, slot) in sources.iter_mut().filter(|(_, slot)| slot.rung) {
+                slot.report_no_more(watch);
+            }
+        }
     }
 
     /// Takes [`Self::watch_beside`] back.
     pub(crate) fn watch_alone(&self, token: Token, watch: &Arc<Watch>) {
         let mut sources = self.sources.write();
-        let Some(slot) = sources.get_mut(token.index()).filter(|s| s.token == token) else { return };
-        let before = slot.beside.len();
-        slot.beside.retain(|other| other.as_ptr() != Arc::as_ptr(watch));
-        if let Some(fd) = slot.fd().filter(|_| slot.beside.len() != before) {
-            let _ = watch.delete(fd);
+        if let Some(slot) = sources.get_mut(token.index()).filter(|s| s.token == token) {
+            slot.report_no_more(watch);
         }
     }
 
     /// Serves what this watch reports now, and timers that have expired, for a thread of an event loop; from
     /// time to time also all other sources, for which the background thread leaves it the time.
     pub(crate) fn serve_beside(&self, watch: &Watch) {
-        let mut uncancelled = None;
+        let (mut uncancelled, mut called) = (None, false);
         // EINTR on a wait without timeout is harmless.
         let _ = watch.wait(Some(Duration::ZERO), |name, readiness| {
             let token = Token(name);
             // The channel's bell has told the program that there is an event.
             if token != Token::WAKE {
+                called = true;
                 uncancelled.get_or_insert_with(Uncancelled::begin);
                 if let Some(source) = self.find(token) {
                     source.ready(readiness);
                 }
             }
         });
+        if called {
+            self.own_loop_wakes();
+        }
+        if self.raised.maybe() {
+            self.serve_raised();
+        }
         let now = sys::now();
         let stamp = self.nanos(now);
         self.note_own_loop(stamp);

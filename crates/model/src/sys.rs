@@ -313,7 +313,10 @@ impl Bell {
     }
 
     pub fn ring(&self) {
-        world().change(|state| state.bells.insert(self.0, true));
+        world().change(|state| {
+            state.bells.insert(self.0, true);
+            state.news(self.0, Readiness { readable: true, ..Readiness::default() });
+        });
     }
 
     pub fn silence(&self) {
@@ -394,6 +397,15 @@ impl Watch {
         let watched = Watched { name, interest: Interest::Input, news: None };
         world().change(|state| state.watches.get_mut(&self.0).unwrap().insert(bell.fd(), watched));
         Ok(())
+    }
+
+    pub fn add_rings(&self, bell: &Bell, name: u64) -> Result<(), Errno> {
+        world().change(|state| {
+            let news = Readiness { readable: state.bells[&bell.fd()], ..Readiness::default() };
+            let watched = Watched { name, interest: Interest::Input, news: Some(news) };
+            state.watches.get_mut(&self.0).unwrap().insert(bell.fd(), watched);
+            Ok(())
+        })
     }
 
     pub fn add(&self, fd: RawFd, name: u64, interest: Interest) -> Result<(), Errno> {

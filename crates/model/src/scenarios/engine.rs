@@ -646,6 +646,44 @@ pub fn an_event_loop_with_a_channel_gets_its_events() {
     polls.join();
 }
 
+/// The same for a stream in memory: its peer calls the program if its sleep was announced. A second thread
+/// with such a loop makes no difference.
+pub fn an_event_loop_is_called_for_what_no_descriptor_reports() {
+    let engine = background::start().unwrap();
+    let channel = Channel::new(&engine).unwrap();
+    sys::set_nonblocking(channel.fd());
+    let lanes = Lanes::new(&engine, Some(channel.clone()));
+    channel.fed_by(Some(lanes.token.0), &Weak::new());
+    let taken = Count::new();
+    let several = shuttle::rand::thread_rng().gen_bool(0.3);
+    let loops = || {
+        let (channel, taken) = (channel.clone(), taken.clone());
+        start(move || {
+            channel.armed(&Weak::new());
+            while taken.get() < 3 {
+                sys::wait_readable(channel.fd());
+                if channel.get().is_ok() {
+                    taken.add();
+                    channel.armed(&Weak::new());
+                }
+            }
+            // The others leave, too.
+            channel.push(7);
+        })
+    };
+    let program = loops();
+    let other = several.then(loops);
+    for event in 1..=3 {
+        if shuttle::rand::thread_rng().gen_bool(0.5) {
+            at_any_moment();
+        }
+        lanes.arrive(&engine);
+        taken.wait(event);
+    }
+    program.join();
+    other.into_iter().for_each(|other| other.join());
+}
+
 /// The process exits in a thread that may be the leader, which then never continues: every connection is
 /// notified.
 pub fn exit_is_reported_to_all() {
