@@ -1,9 +1,9 @@
 """Asks a process for memory as its peers do (crates/driver/src/host/words.rs), and lies.
 
-    joins.py NAME WAY
+    joins.py NAME WAY [NONCE OWN PEER]
 
-NAME is the process's among abstract Unix sockets. Prints what became of it: "closed" if the process has closed
-the socket, "silence" if it says nothing, "answered N" if it refuses with the reason N, "granted" if it does not.
+NONCE is what the process has said over a connection whose ends are the ports OWN and PEER. NAME is the process's among abstract Unix sockets. Prints what became of it: "closed" if the process has closed
+the socket, "not there" if nobody has that name, "silence" if it says nothing, "answered N" if it refuses with the reason N, "granted" if it does not.
 """
 
 import array
@@ -155,8 +155,29 @@ def asks_on_and_on(made):
             pass
 
 
+def proven(lane=0, flags=0, own=0):
+    """A question about the connection of the arguments."""
+    nonce, mine, theirs = bytes.fromhex(sys.argv[3]), int(sys.argv[4]), int(sys.argv[5])
+    bare = question(flags, nonce, lane=lane)
+    return bare[:-36] + end("127.0.0.1", mine + own) + end("127.0.0.1", theirs)
+
+
+def proves(made):
+    say(made, proven(flags=FIRST | NEW_SLAB), [memory(BOARD), bell(), memory(SLAB)])
+
+
+def proves_twice(made):
+    proves(made)
+    say(made, proven(lane=1))
+
+
+def proves_another_connection(made):
+    """The nonce is right; an end is not: somebody lies between."""
+    say(made, proven(flags=FIRST | NEW_SLAB, own=1), [memory(BOARD), bell(), memory(SLAB)])
+
+
 def main():
-    name, way = sys.argv[1:]
+    name, way = sys.argv[1:3]
     if way == "floods":
         # Each is closed at once, or stays without a word.
         for _ in range(5000):
@@ -168,7 +189,11 @@ def main():
         say(made[0], b"?")
         print(became(made[0]))
         return
-    made = link(name)
+    try:
+        made = link(name)
+    except ConnectionRefusedError:
+        print("not there")
+        return
     globals()[way](made)
     print(became(made))
 

@@ -9,7 +9,10 @@ use std::thread::{JoinHandle, sleep, spawn};
 use std::time::{Duration, Instant};
 
 use serde_json::Value;
+use uwarp_conformance::attacker::encode::Setup;
+use uwarp_conformance::attacker::peer::Peer;
 use uwarp_conformance::dist::Dist;
+use uwarp_conformance::netns::NetNs;
 use uwarp_conformance::pair;
 use uwarp_conformance::process::{Cmd, Running};
 use uwarp_conformance::topology::free_port;
@@ -220,6 +223,29 @@ fn another_user_is_not_heard() {
     assert!(honest.is_running(), "{}", honest.so_far());
     honest.stop();
     server.stop();
+}
+
+/// The word that proves who asks goes over the connection, counts once, and for that connection.
+#[test]
+fn a_nonce_counts_once_and_on_this_host() {
+    let elsewhere = NetNs::new().unwrap();
+    for (way, first) in
+        [("proves", "granted"), ("proves_twice", "granted"), ("proves_another_connection", "answered 2")]
+    {
+        // rping does not take one connection while it ends another.
+        let (server, port) = server("memory");
+        let peer = Peer::set_up(port, &Setup::uwarp()).unwrap();
+        let data = &peer.reply.as_ref().unwrap().private_data;
+        let nonce: String = data[data.len() - 28..][..16].iter().map(|byte| format!("{byte:02x}")).collect();
+        let proof = format!("{nonce} {} {port}", peer.tcp.local_addr().unwrap().port());
+        let asks = |way: &str, ns: Option<&NetNs>| said(&join(&server, way).args(&proof).in_ns(ns));
+        assert_eq!(asks("proves", Some(&elsewhere)), "not there");
+        assert_eq!(asks(way, None), first, "{way}");
+        // Another process has heard it, and asks again.
+        assert_eq!(asks("proves", None), "silence", "{way}, again");
+        client("memory", port).run_ok().unwrap();
+        server.stop();
+    }
 }
 
 /// A process of the same user may ask. What it says is checked, and costs nobody else anything.

@@ -100,6 +100,8 @@ impl Victim {
         let mut victim = Self { server, innocent, port, regions: HashMap::new(), descriptors: 0 };
         victim.take_regions();
         victim.sync()?;
+        // By then the link of the two is settled, which takes descriptors.
+        victim.innocent(1)?;
         victim.descriptors = victim.count_descriptors()?;
         Ok(victim)
     }

@@ -77,7 +77,7 @@ pub fn begin(qp: &Arc<Qp>, number: StreamNumber, negotiated: &Negotiated) {
             }
         }
         (Some(neighbours), Some(ends), false) => neighbours.asked.expect(host.nonce, ends, unsettled),
-        (_, _, true) => unsettled.stay(Why::Sandbox),
+        (_, _, true) => unsettled.stay(qp.why_alone()),
         (_, _, false) => {}
     }
 }

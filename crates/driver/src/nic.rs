@@ -173,6 +173,14 @@ impl Nic {
         known.as_ref().ok().cloned()
     }
 
+    /// Why it shares nothing.
+    pub fn why_alone(&self) -> Why {
+        match &*self.neighbours.lock() {
+            Some(Err(why)) => *why,
+            _ => Why::Sandbox,
+        }
+    }
+
     /// What responders offer to initiators on the same host.
     pub fn host_key(&self) -> Option<HostKey> {
         self.neighbours().map(|neighbours| neighbours.key())

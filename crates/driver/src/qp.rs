@@ -395,6 +395,10 @@ impl Qp {
         self.shell.nic().neighbours()
     }
 
+    pub(crate) fn why_alone(&self) -> Why {
+        self.shell.nic().why_alone()
+    }
+
     /// The addresses of this stream's connection: its own, the peer's.
     pub(crate) fn ends(&self, number: StreamNumber) -> Option<[SocketAddr; 2]> {
         let inner = self.inner.lock();

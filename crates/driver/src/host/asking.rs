@@ -12,6 +12,7 @@ use uwarp_llp::memory::board::PeerBoard;
 use uwarp_llp::memory::lane::End;
 use uwarp_llp::memory::pair::{Bell, Pair};
 use uwarp_llp::memory::slab::Slab;
+use uwarp_mem::shared::Refused;
 use uwarp_process::{Descriptor, Mutex, OnceValue};
 
 use super::fading::{Fading, has_no_streams};
@@ -139,9 +140,9 @@ impl Asking {
             Some(Err(_)) => Some(Why::NoResources),
             Some(Ok(token)) => {
                 state.watched = Some(token);
-                sent.err().map(|_| Why::Silent)
+                sent.err().map(not_sent)
             }
-            None => sent.err().map(|_| Why::Silent),
+            None => sent.err().map(not_sent),
         };
         if let Some(why) = failed {
             drop((state, end));
@@ -176,10 +177,11 @@ impl Asking {
         };
         let mut state = self.state.lock();
         if let Ok([board, bell]) = <[OwnedFd; 2]>::try_from(fds) {
-            let (Ok(board), Ok(bell)) = (PeerBoard::open(board), Bell::from_peer(bell)) else {
-                return Some(Err(Why::Version));
-            };
-            state.pair.learn(board, bell);
+            match (PeerBoard::open(board), Bell::from_peer(bell)) {
+                (Ok(board), Ok(bell)) => state.pair.learn(board, bell),
+                (Err(Refused::System(_)), _) => return Some(Err(Why::NoResources)),
+                _ => return Some(Err(Why::Version)),
+            }
         }
         let at = state.waiting.iter().position(|waiting| waiting.nonce == answer.nonce);
         // It comes too late, or nobody has asked.
@@ -219,6 +221,15 @@ impl Asking {
             unsettled.stay(why);
         }
         Fading::begin(&self.engine, &self.lanes, slabs, watched);
+    }
+}
+
+/// A question was not sent.
+fn not_sent(error: Errno) -> Why {
+    match error {
+        Errno::AGAIN => Why::Silent,
+        Errno::PIPE | Errno::CONNRESET | Errno::NOTCONN => Why::NotHere,
+        _ => Why::NoResources,
     }
 }
 
