@@ -293,7 +293,7 @@ const CORE: [&[&str]; 9] = [
     // Who makes progress, and when.
     &["stalled", "awaits_receive", "sets_aside", "polled_in_vain"],
     // What the ends count.
-    &["messages_placed", "messages_wanted", "messages_acked"],
+    &["messages_placed", "messages_wanted", "messages_acked", "messages_acknowledged"],
     // Acknowledgements that cannot wait.
     &["ack_is_urgent", "demand_ack", "expects_ack", "expects_first_message"],
     // For tests near the wrap.

@@ -10,7 +10,7 @@ use rustix::io::Errno;
 use crate::config::Config;
 use crate::engine::{Engine, Looked};
 use crate::fork;
-use crate::progress::{Contest, LOST, Lead, Mode, NEVER, Signs, Spans};
+use crate::progress::{Contest, LOST, Lead, Mode, NEVER, Signs, Spans, Spinning};
 use crate::sync::{spin_loop, thread_local};
 use crate::sys;
 
@@ -45,6 +45,10 @@ struct Background {
     /// It has slept on the sockets, and the leader may not know of all timers yet.
     has_served: bool,
     contest: Contest,
+    /// Whether it looks on in memory before it sleeps again.
+    spinning: Spinning,
+    /// The last look in memory found something: the next one at the sockets does not sleep.
+    looks_on: bool,
 }
 
 fn run(engine: &Weak<Engine>) {
@@ -57,7 +61,7 @@ fn run(engine: &Weak<Engine>) {
         );
     }
     IN_BACKGROUND.with(|here| here.set(true));
-    let mut background = Background { naps: 0, has_served: true, contest: Contest::new() };
+    let mut background = Background::new();
     while let Some(engine) = engine.upgrade() {
         if engine.birth.is_parents() {
             return;
@@ -78,6 +82,16 @@ fn run(engine: &Weak<Engine>) {
 }
 
 impl Background {
+    fn new() -> Self {
+        Self {
+            naps: 0,
+            has_served: true,
+            contest: Contest::new(),
+            spinning: Spinning::new(),
+            looks_on: false,
+        }
+    }
+
     /// Sleeps as these signs require; its mode is `Awake` afterwards.
     fn sleep(&mut self, engine: &Engine, signs: Signs) {
         let mode = Mode::next(signs);
@@ -90,6 +104,36 @@ impl Background {
             Mode::Serving { .. } => self.serve(engine),
         }
         engine.mode.enter(Mode::Awake);
+        if std::mem::take(&mut self.looks_on) {
+            self.looks_on = self.look_on(engine);
+        }
+    }
+
+    /// Something came through memory, and no thread of the program looks: looks for more before it sleeps,
+    /// as long as that has been useful lately. Otherwise each peer would ring for each message, and wait for
+    /// this thread to wake. Returns whether it goes on with that, after a look at the sockets.
+    fn look_on(&self, engine: &Engine) -> bool {
+        let Some(score) = self.spinning.begin() else { return false };
+        let threads = (engine.last_poll.get(), engine.lead.get());
+        let limit = engine.pace.spans().look_on();
+        let (mut since, mut found) = (sys::now(), false);
+        while (engine.last_poll.get(), engine.lead.get()) == threads {
+            let served = guarded(|| engine.settling(|| engine.look_once()));
+            let now = sys::now();
+            if served.is_some_and(|served| served > 0) {
+                (since, found) = (now, true);
+            } else if now.saturating_duration_since(since) > limit {
+                // So it is also if this thread was kept from its processor: another one has something to do.
+                self.spinning.end(score, false);
+                return false;
+            }
+            if found && engine.around.is_due(engine.nanos(now)) {
+                self.spinning.end(score, true);
+                return true;
+            }
+            spin_loop();
+        }
+        false
     }
 
     /// Sleeps while threads poll in earnest or lead one after the other; for a moment only, if the mode
@@ -165,8 +209,15 @@ impl Background {
             return;
         }
         // A thread that set a timer before this did not see this mode.
-        let limit = (engine.first_timer() != deadline).then_some(Duration::ZERO);
-        let looked = guarded(|| engine.settling(|| engine.wait_until(deadline, limit)));
+        let again = self.looks_on || engine.first_timer() != deadline;
+        let looked =
+            guarded(|| engine.settling(|| engine.wait_until(deadline, again.then_some(Duration::ZERO))));
+        if let Some(Ok(looked)) = looked {
+            if self.looks_on {
+                engine.around.looked(looked.served > 0, engine.pace.spans());
+            }
+            self.looks_on |= looked.in_memory;
+        }
         if let Some(Ok(Looked { input: true, .. })) = looked {
             engine.pace.set_earnest_at(self.contest.served(engine.pace.present()));
             engine.pace.ask();
@@ -198,4 +249,59 @@ fn guarded<T>(serve: impl FnOnce() -> T) -> Option<T> {
             tracing::error!("a panic while serving a connection; the other connections continue")
         })
         .ok()
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+
+    use uwarp_llp::carrier::Watch;
+
+    use super::*;
+    use crate::raised::Look;
+    use crate::source::{Readiness, Source, Token};
+
+    struct Nothing;
+
+    impl Source for Nothing {
+        fn ready(&self, _: Readiness) {}
+
+        fn timeout(&self) {}
+    }
+
+    /// One source in memory that always has input, or never; counts how often it is asked.
+    struct Lanes {
+        token: Token,
+        busy: AtomicBool,
+        asked: AtomicUsize,
+    }
+
+    impl Look for Lanes {
+        fn sleep_begins(&self) {}
+
+        fn sleep_ends(&self) {}
+
+        fn harvest(&self, raise: &mut dyn FnMut(Token, Readiness)) {
+            self.asked.fetch_add(1, Ordering::SeqCst);
+            if self.busy.load(Ordering::SeqCst) {
+                raise(self.token, Readiness::ANY);
+            }
+        }
+    }
+
+    #[test]
+    fn it_looks_on_in_memory_as_long_as_that_finds_something() {
+        let engine = Engine::new().unwrap();
+        let token = engine.register_watch(Watch::Itself, Arc::new(Nothing)).unwrap();
+        let lanes = Lanes { token, busy: AtomicBool::new(true), asked: AtomicUsize::new(0) };
+        let lanes = Arc::new(lanes);
+        engine.add_look(lanes.clone());
+        let background = Background::new();
+        assert!(background.look_on(&engine), "and then at the sockets, too");
+        lanes.busy.store(false, Ordering::SeqCst);
+        (0..2).for_each(|_| assert!(!background.look_on(&engine), "nothing comes"));
+        let asked = lanes.asked.load(Ordering::SeqCst);
+        (0..8).for_each(|_| assert!(!background.look_on(&engine)));
+        assert_eq!(lanes.asked.load(Ordering::SeqCst), asked, "it has not paid");
+    }
 }

@@ -121,6 +121,8 @@ pub(crate) struct Looked {
     pub served: usize,
     /// One of these had input.
     pub input: bool,
+    /// One of these that no descriptor reports had input.
+    pub in_memory: bool,
 }
 
 impl Engine {
@@ -538,6 +540,7 @@ impl Engine {
             let (served, input) = self.serve_raised();
             looked.served += served;
             looked.input |= input;
+            looked.in_memory = input;
         }
         if deadline.is_some_and(|at| at <= sys::now()) {
             uncancelled.get_or_insert_with(Uncancelled::begin);

@@ -28,7 +28,8 @@
 //! at least one of two threads notices the other.
 //!
 //! **Sleeping takes longer than most answers.** A thread that is about to block looks first
-//! ([`Spinning`]). In the iwarp view, where a Write completes before it is placed, a thread that polls
+//! ([`Spinning`]), and so does the background thread when it has served a stream in memory, where a look
+//! costs no system call. In the iwarp view, where a Write completes before it is placed, a thread that polls
 //! waits for the answer first ([`AnswerWait`]): the program would spin on its memory next, and the
 //! background thread would be woken for each message.
 //!
@@ -45,6 +46,7 @@
 //! | [`PUSH_LATE`] | 50 µs | less than [`ALIVE`] | |
 //! | [`NAP_BESIDE_LEADS`] | 200 µs, at least 32 P | a wake-up is rare beside leads | P |
 //! | [`NAP_BESIDE_LOOPS`] | 1 ms, at least 64 P | what a loop does between two waits | P |
+//! | [`LOOK_ON`] | 20 µs, at least 16 P | a round trip over memory of a program that computes little | P |
 //! | [`HELD`] | 500 µs, at least 64 P | two wake-ups cost little beside the posts | P |
 //! | [`LEAD`] | 5 ms | how long a sleep may hold what others need | a promise |
 //! | [`LOST`] | 50 ms | above any delay of a thread that runs | a promise |
@@ -127,6 +129,10 @@ pub(crate) const PUSH_LATE: Duration = Duration::from_micros(50);
 /// A thread that polls counts as alive if it has stamped the time this recently. This and the time between
 /// two pushes are the longest time until the background thread notices that it has stopped.
 pub(crate) const ALIVE: Duration = Duration::from_micros(200);
+
+/// How long the background thread looks on after it has served a stream in memory, as long as that finds
+/// more. Waking it takes its peer as long as several round trips.
+const LOOK_ON: Duration = Duration::from_micros(20);
 
 /// Longest time that datagrams wait for more, if no thread polls. Two wake-ups of the background thread in
 /// this time must cost little beside the posts of the same time.

@@ -11,7 +11,7 @@
 use std::cell::RefCell;
 
 use smallvec::SmallVec;
-use uwarp_llp::link::{Ended, LowerLayer, Received, Stop};
+use uwarp_llp::link::{Counts, Ended, LowerLayer, Received, Stop};
 use uwarp_mem::MemSeg;
 use uwarp_rnic::qp::{Action, Answers, Disconnect, LinkEvent, Now, RcCore, RxPlan};
 
@@ -236,8 +236,23 @@ impl Pump {
         }
     }
 
+    /// Whether [`Self::receive`] would find nothing and do nothing: the usual case of a thread that polls
+    /// memory. It may return false even then.
+    #[inline]
+    fn has_nothing_to_receive<S: Surroundings>(&self, core: &RcCore, around: &mut S) -> bool {
+        !around.lower().has_news(core.messages_acked())
+            && self.left_over.is_empty()
+            && !(core.awaits_receive() || around.hung_up())
+            && core.sets_aside() == self.aside
+    }
+
     /// Receives what is there. Returns whether there was anything: bytes, an end, an error.
+    #[inline]
     pub fn receive<S: Surroundings>(&mut self, core: &mut RcCore, now: &Now, around: &mut S) -> bool {
+        !self.has_nothing_to_receive(core, around) && self.receive_now(core, now, around)
+    }
+
+    fn receive_now<S: Surroundings>(&mut self, core: &mut RcCore, now: &Now, around: &mut S) -> bool {
         if core.awaits_receive() && around.take_kept() {
             core.resume(now);
         }
@@ -304,7 +319,10 @@ impl Pump {
                         Stop::Ended(Ended::Closed) => {
                             self.peer_closed(core, now, around, left > 0 || direct > 0);
                         }
-                        stop => receiving_failed(core, now, stop),
+                        stop => {
+                            count_placed(core, now, around.lower());
+                            receiving_failed(core, now, stop);
+                        }
                     }
                     return true;
                 }
@@ -343,6 +361,7 @@ impl Pump {
         around.set_hung_up();
         self.eof = true;
         take_reports(core, now, around);
+        count_placed(core, now, around.lower());
         let infers = !self.reset && !around.lower().caps().counts;
         let unread = infers.then(|| around.lower().unacknowledged());
         core.handle_link(now, LinkEvent::End { partial, broken: self.broken, unread });
@@ -391,6 +410,7 @@ impl Pump {
     fn check_hang_up(&mut self, core: &mut RcCore, now: &Now, lower: &impl LowerLayer) {
         if let Some(how) = lower.ended() {
             self.broken |= how != Ended::Closed;
+            count_placed(core, now, lower);
             // The peer's last words may lie unread behind what waits.
             let infers = self.eof && !self.broken && !lower.caps().counts;
             let unread = infers.then(|| lower.unacknowledged());
@@ -402,7 +422,8 @@ impl Pump {
 /// The end of a turn: what the peer may see of it, it sees now.
 #[inline]
 fn flush<S: Surroundings>(core: &RcCore, around: &mut S) {
-    if around.lower().flush(core.messages_placed(), core.messages_wanted()) {
+    let received = Counts { acked: core.messages_acknowledged(), placed: core.messages_placed() };
+    if around.lower().flush(received, core.messages_wanted()) {
         around.again();
     }
 }
@@ -412,15 +433,26 @@ fn flush<S: Surroundings>(core: &RcCore, around: &mut S) {
 fn take_reports<S: Surroundings>(core: &mut RcCore, now: &Now, around: &mut S) {
     let caps = around.lower().caps();
     if caps.counts {
-        let placed = around.lower().peer_placed();
-        if placed > core.messages_acked() {
-            core.handle_link(now, LinkEvent::Placed(placed));
+        let acked = around.lower().peer_received().acked;
+        if acked > core.messages_acked() {
+            core.handle_link(now, LinkEvent::Placed(acked));
         }
     }
     if caps.refers
         && let Some(position) = around.lower().released()
     {
         core.handle_link(now, LinkEvent::Released(position));
+    }
+}
+
+/// The peer acknowledges no more. What it has placed counts, if it has said that.
+#[cold]
+fn count_placed(core: &mut RcCore, now: &Now, lower: &impl LowerLayer) {
+    if lower.caps().counts {
+        let placed = lower.peer_received().placed;
+        if placed > core.messages_acked() {
+            core.handle_link(now, LinkEvent::Placed(placed));
+        }
     }
 }
 

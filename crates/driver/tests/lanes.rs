@@ -13,7 +13,7 @@ use std::sync::Arc;
 use common::{CAPS, Events, address, all_rights};
 use uwarp_driver::pump::{Pump, Surroundings};
 use uwarp_llp::LowerLayer;
-use uwarp_llp::link::{Answers, Caps, Ended, Faulty, Received, Stop};
+use uwarp_llp::link::{Answers, Caps, Counts, Ended, Faulty, Received, Stop};
 use uwarp_mem::{self as mem, MemSeg};
 use uwarp_proto::framing::Framing;
 use uwarp_rnic::qp::{
@@ -192,10 +192,10 @@ impl LowerLayer for Lane {
         Ok(Received { bytes: bytes.len(), drained: self.drained() })
     }
 
-    fn flush(&mut self, placed: u64, wanted: u64) -> bool {
+    fn flush(&mut self, received: Counts, wanted: u64) -> bool {
         let mut out = self.out.borrow_mut();
         out.wanted = wanted;
-        let shows = (out.taken, placed.max(out.placed));
+        let shows = (out.taken, received.acked.max(out.placed));
         if out.races {
             out.shows_next = Some(shows);
         } else {
@@ -206,8 +206,9 @@ impl LowerLayer for Lane {
         false
     }
 
-    fn peer_placed(&self) -> u64 {
-        self.input.borrow().placed
+    fn peer_received(&self) -> Counts {
+        let placed = self.input.borrow().placed;
+        Counts { acked: placed, placed }
     }
 
     fn released(&self) -> Option<u64> {
@@ -351,6 +352,10 @@ impl<L: LowerLayer> End<L> {
             return;
         }
         self.pump.run(&mut self.core, now, &mut self.around);
+        // As a thread that polls does: what could ride on an answer is held until then.
+        if self.core.polled_in_vain() {
+            self.pump.send(&mut self.core, now, &mut self.around);
+        }
         while let Some(action) = self.pump.poll_action(&mut self.core, now, &mut self.around) {
             match action {
                 Action::Disconnected { why, unsent, .. } => {
@@ -544,7 +549,7 @@ fn the_lower_layer_changes_before_the_first_byte() {
     // Nothing that the pump knows is true of the new lower layer.
     let mut b = End { pump: Pump::default(), around: Alone(b), ..end };
     a.send(1, 0, 9000);
-    for _ in 0..3 {
+    for _ in 0..20 {
         a.run();
         b.run();
     }

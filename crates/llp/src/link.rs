@@ -23,12 +23,16 @@ macro_rules! pass_on_queries {
             self.inner.caps()
         }
 
-        fn flush(&mut self, placed: u64, wanted: u64) -> bool {
-            self.inner.flush(placed, wanted)
+        fn flush(&mut self, received: crate::lower::Counts, wanted: u64) -> bool {
+            self.inner.flush(received, wanted)
         }
 
-        fn peer_placed(&self) -> u64 {
-            self.inner.peer_placed()
+        fn has_news(&self, acked: u64) -> bool {
+            self.inner.has_news(acked)
+        }
+
+        fn peer_received(&self) -> crate::lower::Counts {
+            self.inner.peer_received()
         }
 
         fn released(&self) -> Option<u64> {
@@ -87,7 +91,7 @@ pub use faulty::Faulty;
 pub use tracing::{Call, Tracing};
 
 use crate::carrier::{self, SetUp, Watch};
-pub use crate::lower::{Answers, Caps, Ended, LowerLayer, Received, Stop};
+pub use crate::lower::{Answers, Caps, Counts, Ended, LowerLayer, Received, Stop};
 use crate::memory::lane::Lane;
 use crate::route;
 use crate::tcp;
@@ -161,18 +165,26 @@ impl LowerLayer for Link {
     }
 
     #[inline]
-    fn flush(&mut self, placed: u64, wanted: u64) -> bool {
+    fn flush(&mut self, received: Counts, wanted: u64) -> bool {
         match self {
             Self::Tcp(_) => false,
-            Self::Lane(lane) => lane.flush(placed, wanted),
+            Self::Lane(lane) => lane.flush(received, wanted),
         }
     }
 
     #[inline]
-    fn peer_placed(&self) -> u64 {
+    fn has_news(&self, acked: u64) -> bool {
         match self {
-            Self::Tcp(_) => 0,
-            Self::Lane(lane) => lane.peer_placed(),
+            Self::Tcp(_) => true,
+            Self::Lane(lane) => lane.has_news(acked),
+        }
+    }
+
+    #[inline]
+    fn peer_received(&self) -> Counts {
+        match self {
+            Self::Tcp(_) => Counts::default(),
+            Self::Lane(lane) => lane.peer_received(),
         }
     }
 

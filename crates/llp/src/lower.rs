@@ -71,6 +71,15 @@ pub struct Answers {
     pub last: Duration,
 }
 
+/// How many messages of the other end, from the stream's start on.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub struct Counts {
+    /// Acknowledged: not sooner than that is due, so that an answer may come with it.
+    pub acked: u64,
+    /// In place. It counts when their end is gone, and acknowledges no more.
+    pub placed: u64,
+}
+
 /// What a lower layer can do, or needs.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Caps {
@@ -78,7 +87,7 @@ pub struct Caps {
     pub answers: bool,
     /// Only the system knows what it waits for: input, room, the end. Otherwise a look at memory finds it.
     pub needs_system: bool,
-    /// The ends count placed messages beside the stream: [`LowerLayer::flush`], [`LowerLayer::peer_placed`].
+    /// The ends count messages beside the stream: [`LowerLayer::flush`], [`LowerLayer::peer_received`].
     pub counts: bool,
     /// It may refer to pieces of memory that it has taken: [`LowerLayer::released`].
     pub refers: bool,
@@ -114,16 +123,22 @@ pub trait LowerLayer {
     /// gets bytes only when all pieces are full.
     fn receive_scattered(&mut self, pieces: &[MemSeg], buffer: &mut [u8]) -> Result<Received, Stop>;
 
-    /// The end of a turn in which bytes were moved: what the peer may see of it now, it sees. `placed`: how
-    /// many of its messages are in place. `wanted`: its owner waits for the peer to have placed so many.
-    /// Returns whether that may have happened before the peer knew: the owner looks once more.
-    fn flush(&mut self, _placed: u64, _wanted: u64) -> bool {
+    /// The end of a turn in which bytes were moved: what the peer may see of it now, it sees. `wanted`: the
+    /// owner waits for the peer to acknowledge so many messages. Returns whether that may have happened
+    /// before the peer knew: the owner looks once more.
+    fn flush(&mut self, _received: Counts, _wanted: u64) -> bool {
         false
     }
 
-    /// How many messages of this end the peer has placed, as it says; only if the ends count.
-    fn peer_placed(&self) -> u64 {
-        0
+    /// Whether a look at it may find anything: bytes, an end, or more than `acked` messages of this end
+    /// acknowledged. Cheap, for a thread that polls.
+    fn has_news(&self, _acked: u64) -> bool {
+        true
+    }
+
+    /// What the peer says of the messages of this end; only if the ends count.
+    fn peer_received(&self) -> Counts {
+        Counts::default()
     }
 
     /// The position in the stream, in bytes taken since the start, up to which it refers to no piece any

@@ -179,12 +179,12 @@ fn counts_are_seen_with_the_bytes_behind_them() {
             move || {
                 let mut mine = Mine::default();
                 mine.tail = 1;
-                mine.placed(&pair.line, 7);
+                mine.acked(&pair.line, 7);
                 mine.show_tail(&pair.line);
             }
         });
         if Theirs::default().hear_tail(&pair.line, 0) == Ok(1) {
-            assert_eq!(Theirs::placed(&pair.line), 7);
+            assert_eq!(Theirs::acked(&pair.line), 7);
         }
         sender.join().unwrap();
     });
@@ -198,14 +198,14 @@ fn one_of_the_two_sees_the_other() {
         let placer = thread::spawn({
             let lines = lines.clone();
             move || {
-                Mine::default().placed(&lines[0], 5);
+                Mine::default().acked(&lines[0], 5);
                 sync::fence(Ordering::SeqCst);
                 Theirs::want(&lines[1]) == 5
             }
         });
         Mine::default().wants(&lines[1], 5);
         sync::fence(Ordering::SeqCst);
-        let seen = Theirs::placed(&lines[0]) == 5;
+        let seen = Theirs::acked(&lines[0]) == 5;
         assert!(placer.join().unwrap() || seen);
     });
 }

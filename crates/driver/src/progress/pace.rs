@@ -12,8 +12,8 @@ use std::time::Duration;
 
 use super::polling::{ANSWER, AROUND, IN_EARNEST, SPIN, STAMP_EVERY, YIELD};
 use super::{
-    ALIVE, HELD, NAP_BESIDE_LEADS, NAP_BESIDE_LOOPS, NAPS, Nanos, PUSH_GROWTH, PUSH_PERIOD, PUSH_PERIOD_MOST,
-    nanos,
+    ALIVE, HELD, LOOK_ON, NAP_BESIDE_LEADS, NAP_BESIDE_LOOPS, NAPS, Nanos, PUSH_GROWTH, PUSH_PERIOD,
+    PUSH_PERIOD_MOST, nanos,
 };
 use crate::sync::{AtomicU8, AtomicU32, AtomicU64, Ordering, thread_local};
 
@@ -64,6 +64,11 @@ impl Spans {
     /// See [`SPIN`].
     pub fn spin(self) -> Duration {
         self.polls(STAMP_EVERY).max(SPIN)
+    }
+
+    /// See [`LOOK_ON`].
+    pub fn look_on(self) -> Duration {
+        self.polls(STAMP_EVERY).max(LOOK_ON)
     }
 
     /// See [`ANSWER`].

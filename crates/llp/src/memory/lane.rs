@@ -14,7 +14,7 @@ use uwarp_process::Descriptor;
 
 use super::ledger::{Flags, Mine, Nonsense, RING, Theirs};
 use super::slab::Slab;
-use crate::lower::{Answers, Caps, Ended, LowerLayer, Received, Stop};
+use crate::lower::{Answers, Caps, Counts, Ended, LowerLayer, Received, Stop};
 use crate::sync::{Line, Ordering, fence};
 use crate::{route, tcp};
 
@@ -358,27 +358,38 @@ impl LowerLayer for Lane {
     }
 
     #[inline]
-    fn flush(&mut self, placed: u64, wanted: u64) -> bool {
+    fn flush(&mut self, received: Counts, wanted: u64) -> bool {
         let (mine, line) = self.end.mine();
         // The peer sees the bytes last: what they say may be about what is not placed.
-        let before = mine.placed(line, placed);
+        mine.placed(line, received.placed);
+        let before = mine.acked(line, received.acked);
         let wants = mine.wants(line, wanted);
         let head = mine.show_head(line);
         let tail = mine.show_tail(line);
         if tail {
             self.end.slab.tell(self.end.lane);
         }
-        if before != placed || wants || head && !tail {
-            self.tell_if_waited_for(before..placed);
+        if before < received.acked || wants || head && !tail {
+            self.tell_if_waited_for(before..received.acked);
             // It may have counted them before it knew.
-            return wants && self.peer_placed() >= wanted;
+            return wants && Theirs::acked(self.end.their_line()) >= wanted;
         }
         false
     }
 
     #[inline]
-    fn peer_placed(&self) -> u64 {
-        Theirs::placed(self.end.their_line())
+    fn has_news(&self, acked: u64) -> bool {
+        let line = self.end.their_line();
+        self.theirs.has_written(line, self.end.mine.head)
+            || Theirs::acked(line) > acked
+            || self.over.is_some()
+            || Theirs::flags(line).ends()
+    }
+
+    #[inline]
+    fn peer_received(&self) -> Counts {
+        let line = self.end.their_line();
+        Counts { acked: Theirs::acked(line), placed: Theirs::placed(line) }
     }
 
     fn ended(&self) -> Option<Ended> {
@@ -427,13 +438,13 @@ impl Lane {
         if done { Ok(()) } else { Err(self.broken()) }
     }
 
-    /// What was said is told if the peer waits for it: room, or that its messages of these numbers are in
-    /// place. Each end says first, and then looks at what the other waits for, so one of the two sees it.
-    fn tell_if_waited_for(&self, placed: std::ops::Range<u64>) {
+    /// What was said is told if the peer waits for it: room, or the acknowledgement of its messages of these
+    /// numbers. Each end says first, and then looks at what the other waits for, so one of the two sees it.
+    fn tell_if_waited_for(&self, acked: std::ops::Range<u64>) {
         fence(Ordering::SeqCst);
         let theirs = self.end.their_line();
         let wanted = Theirs::want(theirs);
-        if Theirs::flags(theirs).has(Flags::WANTS_ROOM) || placed.start < wanted && wanted <= placed.end {
+        if Theirs::flags(theirs).has(Flags::WANTS_ROOM) || acked.start < wanted && wanted <= acked.end {
             self.end.slab.tell(self.end.lane);
         }
     }

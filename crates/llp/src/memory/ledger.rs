@@ -11,14 +11,16 @@ pub const RING: u64 = 512 * 1024;
 const TAIL: usize = 0;
 /// Bytes taken from the peer's ring.
 const HEAD: usize = 1;
-/// Messages of the peer's that are in place.
-const PLACED: usize = 2;
-/// This end waits for the peer to have placed so many.
+/// Messages of the peer's that are acknowledged.
+const ACKED: usize = 2;
+/// This end waits for the peer to acknowledge so many.
 const WANT: usize = 3;
 /// [`Flags`].
 const FLAGS: usize = 4;
 /// The position that lies at the start of this end's ring.
 const BASE: usize = 5;
+/// Messages of the peer's that are in place.
+const PLACED: usize = 6;
 
 /// What an end says in its flags.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
@@ -69,6 +71,7 @@ pub struct Mine {
     pub head: u64,
     shown_tail: u64,
     shown_head: u64,
+    acked: u64,
     placed: u64,
     want: u64,
     base: u64,
@@ -119,18 +122,27 @@ impl Mine {
         new
     }
 
-    /// Says how many messages of the peer's are in place; returns how many it had said before.
+    /// Says how many messages of the peer's are in place.
     #[inline]
-    pub fn placed(&mut self, line: &Line, placed: u64) -> u64 {
-        let before = self.placed;
-        if before != placed {
+    pub fn placed(&mut self, line: &Line, placed: u64) {
+        if self.placed != placed {
             self.placed = placed;
             line[PLACED].store(placed, Ordering::Release);
+        }
+    }
+
+    /// Acknowledges so many messages of the peer's; returns how many it had acknowledged before.
+    #[inline]
+    pub fn acked(&mut self, line: &Line, acked: u64) -> u64 {
+        let before = self.acked;
+        if before < acked {
+            self.acked = acked;
+            line[ACKED].store(acked, Ordering::Release);
         }
         before
     }
 
-    /// Waits for the peer to have placed so many; returns whether that is new.
+    /// Waits for the peer to acknowledge so many; returns whether that is new.
     #[inline]
     pub fn wants(&mut self, line: &Line, want: u64) -> bool {
         let new = self.want != want;
@@ -184,6 +196,12 @@ impl Theirs {
         Ok(head)
     }
 
+    /// Whether there are bytes to take, or nonsense. `head`: how many were taken.
+    #[inline]
+    pub fn has_written(&self, line: &Line, head: u64) -> bool {
+        self.tail != head || line[TAIL].load(Ordering::Acquire) != head
+    }
+
     /// Whether it has taken bytes since it was heard last.
     #[inline]
     pub fn has_taken(&self, line: &Line) -> bool {
@@ -196,13 +214,19 @@ impl Theirs {
         line[BASE].load(Ordering::Relaxed)
     }
 
+    /// How many messages it has acknowledged. The caller checks it.
+    #[inline]
+    pub fn acked(line: &Line) -> u64 {
+        line[ACKED].load(Ordering::Acquire)
+    }
+
     /// How many messages it has placed. The caller checks it.
     #[inline]
     pub fn placed(line: &Line) -> u64 {
         line[PLACED].load(Ordering::Acquire)
     }
 
-    /// It waits for so many of its messages to be in place.
+    /// It waits for so many of its messages to be acknowledged.
     #[inline]
     pub fn want(line: &Line) -> u64 {
         line[WANT].load(Ordering::SeqCst)

@@ -7,6 +7,7 @@ use std::os::unix::net::UnixStream;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
+use uwarp_llp::link::Counts;
 use uwarp_llp::memory::lane::{End, Lane};
 use uwarp_llp::memory::pair::Pair;
 use uwarp_llp::memory::slab::Slab;
@@ -96,8 +97,8 @@ pub fn lane(bytes: &[u8]) {
             2 | 3 => receive(lane, &mut ways[1 - end], &mut input, spoiled),
             4 => scattered(lane, &mut ways[1 - end], &mut input, spoiled),
             5 => {
-                let (placed, wanted) = (u64::from(input.byte()), u64::from(input.byte()));
-                lane.flush(placed, wanted);
+                let [acked, wanted] = [(); 2].map(|()| u64::from(input.byte()));
+                lane.flush(Counts { acked, placed: acked + 1 }, wanted);
                 ways[end].shown = ways[end].bytes.len();
                 ways[1 - end].taken = 0;
             }
@@ -134,7 +135,8 @@ pub fn lane(bytes: &[u8]) {
                 slab.harvest(|_| reported += 1);
                 assert!(reported <= 1, "one lane has a name");
                 assert!(lane.unacknowledged() <= RING);
-                let _ = (lane.is_ending(), lane.has_room_again(), lane.ended(), lane.peer_placed());
+                let _ = lane.has_news(1);
+                let _ = (lane.is_ending(), lane.has_room_again(), lane.ended(), lane.peer_received());
             }
         }
     }

@@ -8,6 +8,7 @@ use std::process::{Child, ChildStdin, ChildStdout, Command, Stdio};
 use std::time::{Duration, Instant};
 
 use rustix::event::{PollFd, PollFlags, Timespec};
+use serde::Serialize;
 
 use super::protocol::{Answer, Calls, Carrier, Failure, Figure, Job, Order, Result, Role, Sockets};
 
@@ -19,6 +20,30 @@ pub enum Place {
     Namespaces {
         mtu: u32,
     },
+}
+
+/// What carries the messages between the ends.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Link {
+    Tcp,
+    Memory,
+    Udp,
+}
+
+impl Link {
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Tcp => "TCP",
+            Self::Memory => "memory",
+            Self::Udp => "UDP",
+        }
+    }
+
+    /// The setting that demands it of the library.
+    pub fn setting(self) -> (&'static str, OsString) {
+        ("UWARP_LINK", if self == Self::Memory { "memory" } else { "tcp" }.into())
+    }
 }
 
 /// What the two ends share their processors with.

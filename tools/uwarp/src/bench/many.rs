@@ -3,7 +3,7 @@
 use std::net::{IpAddr, SocketAddr};
 use std::time::Duration;
 
-use super::ends::{Ends, Place, Setting, out_of_turn};
+use super::ends::{Ends, Link, Place, Setting, out_of_turn};
 use super::fabric::crowd::DEPTH;
 use super::protocol::{Answer, Failure, Figure, Many, Order, Over, Result, Role, Spread, Usage};
 use super::report::{Fact, Outcome};
@@ -66,7 +66,7 @@ struct Pair {
 
 impl Pair {
     fn new(place: Place, most: u32) -> Result<Pair> {
-        let mut ends = Ends::start(place, &[], Setting::Quiet)?;
+        let mut ends = Ends::start(place, &[Link::Tcp.setting()], Setting::Quiet)?;
         let address: IpAddr = ends.address;
         let listening = ends.both(
             &Order::Gather { listen: Some(address), most, shared_receives: false },
@@ -286,7 +286,7 @@ fn peers(place: Place) -> Result<Fact> {
         std::thread::sleep(SETTLE);
         Ok(connected.usage()?[0].heap as f64)
     };
-    let mut ends = Ends::start(place, &[], Setting::Quiet)?;
+    let mut ends = Ends::start(place, &[Link::Tcp.setting()], Setting::Quiet)?;
     let mut datagrams = |count| -> Result<f64> {
         let order = |role| Order::Peers { count, role, most };
         match ends.both(&order(Role::Passive), &order(Role::Active), PATIENCE)?.1 {

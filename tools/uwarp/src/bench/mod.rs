@@ -44,7 +44,7 @@ use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
 
 use crate::cli::{BenchArgs, BenchEndArgs, BenchPin, BenchWhat};
 use crate::{complain, libdir};
-use ends::{Ends, Place, Setting};
+use ends::{Ends, Link, Place, Setting};
 use machine::Machine;
 use plan::{Goal, Item, Measure};
 use protocol::{Calls, Failure, Figure, Job, Over, Result, Work};
@@ -134,6 +134,9 @@ fn measure(args: &BenchArgs) -> Result<Report> {
     let (seconds, rounds) = (args.seconds.unwrap_or(seconds), args.rounds.unwrap_or(rounds));
     let extent = Extent { rounds, round_ms: ((seconds * 1000.0 / f64::from(rounds)) as u64).max(1) };
     let mut items = plan::items(args.what);
+    if place == Place::Loopback {
+        items = items.into_iter().flat_map(|item| [item.over_memory(), Some(item)]).flatten().collect();
+    }
     let known: Vec<_> = items.iter().map(|item| item.id.clone()).collect();
     items.retain(|item| args.only.is_empty() || args.only.iter().any(|only| item.id.starts_with(only)));
     if items.is_empty() {
@@ -175,8 +178,9 @@ fn progress(steps: u64) -> ProgressBar {
 struct Runner {
     place: Place,
     pin: BenchPin,
-    /// The ends of the last item, whether they request a CRC, and what they share their processors with.
-    ends: Option<(bool, Setting, Ends)>,
+    /// The ends of the last item, their link, whether they request a CRC, and what they share their
+    /// processors with.
+    ends: Option<(Link, bool, Setting, Ends)>,
     /// For the figures of many connections.
     scale: Option<many::Scale>,
     /// The best ways of raw TCP that are known; what is the same for raw TCP is tried once in a run.
@@ -205,12 +209,13 @@ impl Runner {
         }
         self.scale = None;
         // Others are gone before new ones start.
-        let same = self.ends.take().filter(|(crc, setting, _)| (*crc, *setting) == (item.crc, item.setting));
+        let wanted = (item.link, item.crc, item.setting);
+        let same = self.ends.take().filter(|(link, crc, setting, _)| (*link, *crc, *setting) == wanted);
         let ends = match same {
-            Some((_, _, ends)) => ends,
-            None => Ends::start(self.place, &[crc(item.crc)], item.setting)?,
+            Some((.., ends)) => ends,
+            None => Ends::start(self.place, &[crc(item.crc), item.link.setting()], item.setting)?,
         };
-        let (_, _, ends) = self.ends.insert((item.crc, item.setting, ends));
+        let (.., ends) = self.ends.insert((item.link, item.crc, item.setting, ends));
         // Who has a processor for himself is not in a crowd.
         let alone = matches!(item.setting, Setting::Quiet | Setting::Emulated);
         let mut turn = Turn { ends, pin: alone.then_some(self.pin) };

@@ -5,7 +5,7 @@ use std::fmt;
 use serde::{Serialize, Serializer};
 
 use super::datagrams;
-use super::ends::Setting;
+use super::ends::{Link, Setting};
 use super::many::{self, Figures};
 use super::protocol::{Flow, LARGEST, Path, Target, Verb, Wait, Work};
 use super::ways::{self, Waiting, Way, size_name};
@@ -17,6 +17,7 @@ pub struct Item {
     pub id: String,
     pub title: String,
     pub group: Group,
+    pub link: Link,
     /// Whether the ends request a CRC.
     pub crc: bool,
     pub work: Measure,
@@ -25,6 +26,32 @@ pub struct Item {
     pub setting: Setting,
     /// How raw TCP may do the same, if it is compared with it on one connection.
     pub ways: Vec<Way>,
+}
+
+impl Item {
+    /// The same through memory, if that can carry it. There is no CRC then.
+    pub fn over_memory(&self) -> Option<Item> {
+        // What is measured with and without a CRC is there once.
+        let once = self.group != Group::Bandwidth || !self.crc;
+        (self.group.has_links() && once).then(|| Item {
+            id: format!("memory-{}", self.id.replace("-crc-off", "")),
+            title: self.title.replace(", CRC off", ""),
+            link: Link::Memory,
+            crc: false,
+            goal: match (self.group, self.goal) {
+                (Group::Latency, Goal::Budget(words)) => Goal::Budget(words),
+                (Group::Latency, _) if self.id == "send-poll" => Goal::AtMost(0.10),
+                (Group::Latency, _) if self.id == "write-memory" => Goal::AtMost(0.12),
+                (Group::Bandwidth, _) => Goal::AtLeast(1.3),
+                (Group::Messages, _) if self.id.ends_with("-64kib") => Goal::AtLeast(1.6),
+                (Group::Messages, _) => Goal::AtLeast(2.0),
+                (Group::Rate, Goal::Messages(_)) => Goal::Messages(8e6),
+                _ => Goal::Open,
+            },
+            ways: self.ways.clone(),
+            ..*self
+        })
+    }
 }
 
 /// What is done for it.
@@ -58,6 +85,14 @@ pub enum Group {
 }
 
 impl Group {
+    /// Whether its figures are of messages on a connection, which memory can carry.
+    fn has_links(self) -> bool {
+        matches!(
+            self,
+            Group::Latency | Group::Transactions | Group::Bandwidth | Group::Messages | Group::Rate
+        )
+    }
+
     /// The goal for uwarp's 99th percentile, as a multiple of raw TCP's.
     pub fn tail(self) -> Option<f64> {
         matches!(self, Group::Latency | Group::Transactions | Group::Datagrams | Group::Crowded)
@@ -196,6 +231,7 @@ fn latency(items: &mut Vec<Item>) {
         id: id.into(),
         title: title.into(),
         group: Group::Latency,
+        link: Link::Tcp,
         crc: true,
         work: Measure::One(Work::PingPong { wait, size: SMALL }),
         goal,
@@ -212,6 +248,7 @@ fn transactions(items: &mut Vec<Item>) {
                 id: format!("transaction-{}", id_of(verb, size)),
                 title: format!("{} {} between request and response", size_name(size), name(verb)),
                 group: Group::Transactions,
+                link: Link::Tcp,
                 crc: true,
                 work: Measure::One(Work::Transaction { verb, size }),
                 goal: Goal::AtMost(1.0),
@@ -236,6 +273,7 @@ fn bandwidth(items: &mut Vec<Item>) {
             id: format!("{}-crc-{switch}{suffix}", id_of(verb, size)),
             title: format!("{} {}s, CRC {switch}{addition}", size_name(size), name(verb)),
             group: Group::Bandwidth,
+            link: Link::Tcp,
             crc,
             work: Measure::One(Work::Stream { flow, target }),
             goal,
@@ -269,6 +307,7 @@ fn messages(items: &mut Vec<Item>) {
                 id: format!("message-{}", id_of(verb, size)),
                 title: format!("{} {}s, as ib_{}_bw", size_name(size), name(verb), name(verb).to_lowercase()),
                 group: Group::Messages,
+                link: Link::Tcp,
                 crc: true,
                 work: Measure::One(Work::Stream { flow, target }),
                 goal: Goal::AtLeast(0.9),
@@ -288,6 +327,7 @@ fn rate(items: &mut Vec<Item>) {
         id: id.into(),
         title: title.into(),
         group: Group::Rate,
+        link: Link::Tcp,
         crc: true,
         work: Measure::One(Work::Rate { size: SMALL, list: LIST, depth: DEPTH, target }),
         goal: Goal::Messages(least),
@@ -301,6 +341,7 @@ fn datagrams(items: &mut Vec<Item>) {
         id: id.into(),
         title,
         group,
+        link: Link::Udp,
         crc: true,
         work,
         goal,
@@ -358,6 +399,7 @@ fn syscalls(items: &mut Vec<Item>) {
         id: id.into(),
         title: title.into(),
         group: Group::Syscalls,
+        link: Link::Tcp,
         crc: true,
         work: Measure::One(Work::Path(path)),
         goal: Goal::Budget(budget),
@@ -369,7 +411,7 @@ fn syscalls(items: &mut Vec<Item>) {
 fn connections(id: &str, group: Group, figures: Figures, goal: Goal) -> Item {
     let title = many::titled(figures);
     let (work, setting) = (Measure::Many(figures), Setting::Quiet);
-    Item { id: id.into(), title, group, crc: true, work, goal, setting, ways: Vec::new() }
+    Item { id: id.into(), title, group, link: Link::Tcp, crc: true, work, goal, setting, ways: Vec::new() }
 }
 
 /// The ping-pong where processors are few or slow, beside raw TCP that spins and that blocks.
@@ -387,6 +429,7 @@ fn crowded(items: &mut Vec<Item>) {
                 id: format!("{place}-{way}-beside-{name}"),
                 title: format!("64 B Send {where_}, {how}; raw TCP {name}"),
                 group: Group::Crowded,
+                link: Link::Tcp,
                 crc: true,
                 work: Measure::One(Work::PingPong { wait, size: SMALL }),
                 goal: match (setting, wait, waiting) {
@@ -419,12 +462,17 @@ mod tests {
 
     #[test]
     fn ids_are_unique() {
-        let mut ids: Vec<_> = items(BenchWhat::All).into_iter().map(|item| item.id).collect();
+        let memory = |item: &Item| item.over_memory().map(|item| item.id);
+        let items = items(BenchWhat::All);
+        let mut ids: Vec<_> = items.iter().filter_map(memory).collect();
+        ids.extend(items.into_iter().map(|item| item.id));
         let count = ids.len();
         ids.sort();
         ids.dedup();
         assert_eq!(ids.len(), count);
-        assert!(ids.contains(&"write-64kib-crc-off".to_owned()));
+        for id in ["write-64kib-crc-off", "memory-write-64kib", "memory-rate"] {
+            assert!(ids.contains(&id.to_owned()), "{id}");
+        }
     }
 
     #[test]

@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 use comfy_table::Table;
 use serde::Serialize;
 
-use super::ends::Place;
+use super::ends::{Link, Place};
 use super::machine::Machine;
 use super::many::PEERS;
 use super::plan::{Goal, Group, Item};
@@ -108,6 +108,7 @@ struct Line<'a> {
     id: &'a str,
     title: &'a str,
     group: Group,
+    link: Link,
     unit: &'static str,
     target: &'a Goal,
     /// The target as a ratio, where it is one.
@@ -243,6 +244,7 @@ impl Measured {
             id: &self.item.id,
             title: &self.item.title,
             group: self.item.group,
+            link: self.item.link,
             unit: match self.item.group {
                 Group::Latency | Group::Datagrams | Group::Crowded => "µs, half a round trip",
                 Group::Transactions => "µs",
@@ -278,7 +280,9 @@ impl Measured {
             Ok(Outcome::Sides(sides)) => {
                 let (raw, uwarp) = (&sides.raw, &sides.uwarp);
                 let group = self.item.group;
-                let mut row = vec![title, in_unit(group, raw), in_unit(group, uwarp), spread(sides.ratio)];
+                let link = self.item.link.name().to_owned();
+                let mut row =
+                    vec![title, link, in_unit(group, raw), in_unit(group, uwarp), spread(sides.ratio)];
                 if !targets {
                     return row;
                 }
@@ -372,7 +376,7 @@ fn caption(group: Group) -> &'static str {
             "One way at the settings of perftest: 128 work requests under way, each posted alone; raw TCP \
              sends each by itself"
         }
-        Group::Rate => "Small messages one way, counted at the target, CRC on",
+        Group::Rate => "Small messages one way, counted at the target; with a CRC over TCP",
         Group::Datagrams => "Datagrams, ping-pong: half a round trip, median (99th percentile)",
         Group::DatagramRate => {
             "Datagrams one way, as they arrive. Best raw UDP: datagrams of its send / receive calls"
@@ -394,13 +398,16 @@ fn table(group: Group, rows: impl Iterator<Item = Vec<String>>, targets: bool) -
     const BEST: &str = "raw TCP at its best";
     let header: &[&str] = match group {
         Group::Latency | Group::Transactions | Group::Crowded => {
-            &["", "raw TCP µs", "uwarp µs", "ratio", "target", "of 99th percentiles", "target", BEST]
+            &["", "link", "raw TCP µs", "uwarp µs", "ratio", "target", "of 99th percentiles", "target", BEST]
         }
-        Group::Bandwidth => &["", "raw TCP GB/s", "uwarp GB/s", "ratio", "target", "copy and CRC GB/s", BEST],
-        Group::Messages => &["", "raw TCP GB/s", "uwarp GB/s", "ratio", "target", BEST],
-        Group::Rate => &["", "raw TCP million/s", "uwarp million/s", "ratio", "target", BEST],
+        Group::Bandwidth => {
+            &["", "link", "raw TCP GB/s", "uwarp GB/s", "ratio", "target", "copying GB/s", BEST]
+        }
+        Group::Messages => &["", "link", "raw TCP GB/s", "uwarp GB/s", "ratio", "target", BEST],
+        Group::Rate => &["", "link", "raw TCP million/s", "uwarp million/s", "ratio", "target", BEST],
         Group::Datagrams => &[
             "",
+            "link",
             "raw UDP µs",
             "uwarp µs",
             "ratio",
@@ -410,11 +417,11 @@ fn table(group: Group, rows: impl Iterator<Item = Vec<String>>, targets: bool) -
             "raw UDP at its best",
         ],
         Group::DatagramRate => {
-            &["", "raw UDP million/s", "uwarp million/s", "ratio", "target", "raw UDP at its best"]
+            &["", "link", "raw UDP million/s", "uwarp million/s", "ratio", "target", "raw UDP at its best"]
         }
         Group::DatagramFacts => &["", "measured", "target"],
         Group::Syscalls => &["", "calls", "times", "budget"],
-        Group::Connections => &["", "raw TCP", "uwarp", "ratio", "target", BEST],
+        Group::Connections => &["", "link", "raw TCP", "uwarp", "ratio", "target", BEST],
         Group::Memory => &["", "measured", "target"],
     };
     let users = header.iter().position(|title| ["target", "budget"].contains(title));
@@ -423,7 +430,7 @@ fn table(group: Group, rows: impl Iterator<Item = Vec<String>>, targets: bool) -
         table.add_row(row);
     }
     if !matches!(group, Group::DatagramFacts | Group::Syscalls | Group::Memory) {
-        table::align(&mut table, 1);
+        table::align(&mut table, 2);
     }
     table
 }

@@ -190,8 +190,8 @@ impl Stream {
     fn emit_ack_frame(&mut self, control: u8, said: u32) {
         self.placed_acked = self.placed;
         self.ack_timing = AckTiming::Rides;
-        if self.params.link.counts && said == 0 && self.tx.rnr_retry.is_none() {
-            // The lower layer carries the number, and what the other end waits for.
+        if self.params.link.counts && (control, said) == (0, 0) && self.tx.rnr_retry.is_none() {
+            // The lower layer carries the number.
             return;
         }
         self.tx.ack_msn = self.tx.ack_msn.wrapping_add(1);

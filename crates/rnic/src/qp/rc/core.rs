@@ -395,8 +395,16 @@ impl RcCore {
         self.stream.as_ref().map_or(0, |s| s.placed)
     }
 
-    /// How many messages of this end the peer must have placed before work requests complete that the program
-    /// waits for.
+    /// Those of them that are acknowledged, where the lower layer carries the number ([`LinkCaps::counts`]).
+    ///
+    /// [`LinkCaps::counts`]: super::params::LinkCaps::counts
+    #[inline]
+    pub fn messages_acknowledged(&self) -> u64 {
+        self.stream.as_ref().map_or(0, |s| s.placed_acked)
+    }
+
+    /// How many messages of this end the peer must have acknowledged before work requests complete that the
+    /// program waits for.
     #[inline]
     pub fn messages_wanted(&self) -> u64 {
         self.stream.as_ref().map_or(0, |s| s.tx.ack_requests.last)

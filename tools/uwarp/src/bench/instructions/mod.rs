@@ -16,7 +16,7 @@ use std::time::Duration;
 
 use serde::Serialize;
 
-use super::ends::{Ends, PATIENCE, Place, Setting, out_of_turn};
+use super::ends::{Ends, Link, PATIENCE, Place, Setting, out_of_turn};
 use super::machine::Machine;
 use super::progress;
 use super::protocol::{
@@ -80,11 +80,24 @@ const TIME_MS: [u64; 2] = [1000, 100];
 /// Everything takes longer under callgrind.
 const SLOW: u32 = 8;
 
+impl How {
+    /// Over which links it is counted, the ends being there.
+    fn links(self, place: Place) -> &'static [Link] {
+        match self {
+            Self::Steps(Counted::Datagram) => &[Link::Udp],
+            Self::Sockets(_, Some("")) => &[Link::Tcp],
+            _ if matches!(place, Place::Loopback) => &[Link::Tcp, Link::Memory],
+            _ => &[Link::Tcp],
+        }
+    }
+}
+
 /// One figure: for each message, at the active and the passive end together unless it says which.
 #[derive(Serialize)]
 struct Row {
     id: &'static str,
     title: &'static str,
+    link: Link,
     #[serde(skip_serializing_if = "Option::is_none")]
     failure: Option<Failure>,
     messages: u64,
@@ -113,12 +126,17 @@ pub fn run(args: &BenchArgs, place: Place) -> Result<bool> {
         return Err(Failure(format!("there is no such figure; there are: {}", known.join(", "))));
     }
     let mut machine = Machine::look();
-    let bar = progress(items.len() as u64);
+    let counts: Vec<_> = items
+        .into_iter()
+        .flat_map(|item| item.how.links(place).iter().map(move |link| (item, *link)))
+        .collect();
+    let bar = progress(counts.len() as u64);
     let mut rows = Vec::new();
-    for item in items {
+    for (item, link) in counts {
         bar.set_message(item.title);
-        let row = |messages, ends, failure| Row { id: item.id, title: item.title, failure, messages, ends };
-        rows.push(match count(item, place, &libdir, args.quick) {
+        let row =
+            |messages, ends, failure| Row { id: item.id, title: item.title, link, failure, messages, ends };
+        rows.push(match count(item, link, place, &libdir, args.quick) {
             Ok((messages, ends)) => row(messages, ends, None),
             Err(failure) => row(0, <[Counts; 2]>::default(), Some(failure)),
         });
@@ -135,11 +153,11 @@ pub fn run(args: &BenchArgs, place: Place) -> Result<bool> {
 }
 
 fn print(rows: &[Row], machine: &Machine) {
-    let header = ["of one message", "instructions", "active end", "passive end", "locked", "copies"];
+    let header = ["of one message", "link", "instructions", "active end", "passive end", "locked", "copies"];
     let mut table = table::new(&header);
     for row in rows {
         if let Some(failure) = &row.failure {
-            complain(&format_args!("{}: not counted: {failure}", row.title));
+            complain(&format_args!("{} over {}: not counted: {failure}", row.title, row.link.name()));
             continue;
         }
         let at = |end: usize| {
@@ -148,6 +166,7 @@ fn print(rows: &[Row], machine: &Machine) {
         };
         table.add_row([
             row.title.to_owned(),
+            row.link.name().to_owned(),
             format!("{:.0}", row.of_message(|counts| counts.instructions)),
             at(0),
             at(1),
@@ -155,7 +174,7 @@ fn print(rows: &[Row], machine: &Machine) {
             format!("{:.1}", row.of_message(|counts| counts.copies)),
         ]);
     }
-    table::align(&mut table, 1);
+    table::align(&mut table, 2);
     crate::say!("{}\n", table::text(table));
     crate::say!(
         "All threads, without the kernel. Copies are those from and to registered memory. uwarp {}",
@@ -164,12 +183,12 @@ fn print(rows: &[Row], machine: &Machine) {
 }
 
 /// The number of messages, and what each end counted for all of them.
-fn count(item: &Item, place: Place, libdir: &Path, quick: bool) -> Result<(u64, [Counts; 2])> {
+fn count(item: &Item, link: Link, place: Place, libdir: &Path, quick: bool) -> Result<(u64, [Counts; 2])> {
     let directory = Directory::new()?;
     let mut options = OsString::from("--collect-bus=yes --callgrind-out-file=");
     options.push(&directory.0);
     options.push("/%p");
-    let mut environment = vec![("VALGRIND_OPTS", options)];
+    let mut environment = vec![("VALGRIND_OPTS", options), link.setting()];
     let steps = STEPS[usize::from(quick)];
     let milliseconds = TIME_MS[usize::from(quick)];
     let (messages, ends) = match item.how {
