@@ -318,11 +318,11 @@ impl Link {
         }
     }
 
-    /// Whether bytes wait in its connection.
-    pub fn has_bytes_in_tcp(&self) -> bool {
+    /// What waits in its connection, or beside its lane: [`tcp::peek`].
+    pub fn peek_tcp(&self) -> Option<bool> {
         match self {
-            Self::Tcp(fd) => tcp::has_bytes(fd.as_fd()),
-            Self::Lane(lane) => tcp::has_bytes(lane.tcp()),
+            Self::Tcp(fd) => tcp::peek(fd.as_fd()),
+            Self::Lane(lane) => tcp::peek(lane.tcp()),
         }
     }
 

@@ -120,10 +120,13 @@ pub fn ended(fd: BorrowedFd<'_>) -> Option<Ended> {
     }
 }
 
-/// Whether bytes wait to be received.
-pub fn has_bytes(fd: BorrowedFd<'_>) -> bool {
-    let flags = RecvFlags::PEEK | RecvFlags::DONTWAIT;
-    matches!(rustix::net::recv(fd, &mut [0u8], flags), Ok((1.., _)))
+/// What a receive would find: `Some(true)`: bytes; `Some(false)`: the end; `None`: nothing yet.
+pub fn peek(fd: BorrowedFd<'_>) -> Option<bool> {
+    match rustix::net::recv(fd, &mut [0u8], RecvFlags::PEEK | RecvFlags::DONTWAIT) {
+        Ok((bytes, _)) => Some(bytes > 0),
+        Err(Errno::AGAIN | Errno::INTR) => None,
+        Err(_) => Some(false),
+    }
 }
 
 /// Sets the traffic class of what is sent to this peer from now on.

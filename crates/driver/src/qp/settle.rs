@@ -175,7 +175,9 @@ impl Qp {
         if !required && granted.is_none() {
             return true;
         }
-        if conn.link.has_bytes_in_tcp() {
+        // Nothing is received that was not seen here: it could come in between.
+        let seen = conn.link.peek_tcp();
+        if seen == Some(true) {
             if required {
                 self.fail_to_settle(inner, Why::Initiator);
                 return false;
@@ -184,7 +186,7 @@ impl Qp {
             conn.why_tcp = Some(Why::Initiator);
             return true;
         }
-        // Before the end of the connection is looked at: what was written before it is received.
+        // Behind the look at the connection's end: what was written before it is received.
         if let Some(end) = granted.and_then(|granted| granted.take_used()) {
             let change = |tcp| in_memory(end, tcp);
             let number = *streams;
@@ -192,8 +194,9 @@ impl Qp {
             if let Err(error) = settled {
                 tracing::debug!(qpn = self.qpn(), "the link is not settled: {error}");
             }
+            return true;
         }
-        true
+        seen.is_some()
     }
 
     fn settle_locked(
