@@ -226,6 +226,11 @@ impl Asker {
             let its_own = || state.early.iter().filter(|(asker, ..)| Arc::ptr_eq(asker, self)).count();
             if state.early.len() < MOST_EARLY && its_own() < MOST_EARLY_OF_ONE {
                 state.early.push((self.clone(), join, now + EARLY));
+                drop(state);
+                // Another thread may have ended it meanwhile, and looked there before.
+                if self.shared.lock().over {
+                    asked.state.lock().early.retain(|(asker, ..)| !Arc::ptr_eq(asker, self));
+                }
                 return Some(Ok(()));
             }
         }
