@@ -97,8 +97,8 @@ impl Caps {
     /// Those of TCP.
     pub const TCP: Self = Self { answers: true, needs_system: true, counts: false, refers: false };
 
-    /// Those of a lane in memory. A process of this host is there, or its connection ends: its system answers
-    /// nothing.
+    /// Those of a lane in memory. A process of this host is there, or its connection ends, so its answers say
+    /// only what its program has not taken.
     pub const MEMORY: Self = Self { answers: true, needs_system: false, counts: true, refers: false };
 }
 
