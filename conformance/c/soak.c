@@ -763,8 +763,30 @@ static struct sample look(void)
 	return s;
 }
 
+static bool has_as_many(const struct sample *a, const struct sample *b)
+{
+	return a->fds == b->fds && a->threads == b->threads && a->watched == b->watched;
+}
+
+/* What is left when nothing is under way any more: what is not used (the socket over which two processes agree
+ * to share memory) is closed after 2 s. */
+static struct sample first_look(void)
+{
+	uint64_t end = now_ms() + LIMIT_MS, since = now_ms();
+	struct sample s = look(), before;
+
+	while (now_ms() - since < 4000 && now_ms() < end) {
+		nap(20000);
+		before = s;
+		s = look();
+		if (!has_as_many(&s, &before))
+			since = now_ms();
+	}
+	return s;
+}
+
 /* Sockets that are closed without loss need their time; descriptors that stay longer are lost. */
-static struct sample look_in_peace(const struct sample *first)
+static struct sample last_look(const struct sample *first)
 {
 	uint64_t end = now_ms() + LIMIT_MS;
 	struct sample s;
@@ -772,8 +794,7 @@ static struct sample look_in_peace(const struct sample *first)
 	do {
 		nap(20000);
 		s = look();
-	} while (first && now_ms() < end &&
-		 (s.fds != first->fds || s.threads != first->threads || s.watched != first->watched));
+	} while (now_ms() < end && !has_as_many(&s, first));
 	return s;
 }
 
@@ -873,13 +894,12 @@ int main(int argc, char **argv)
 		pthread_barrier_wait(&begin);
 		pthread_barrier_wait(&rest);
 		/* The first rounds make what is made once. */
-		last = look_in_peace(rounds >= 2 ? &first : NULL);
-		if (++rounds == 2)
-			last = first = look_in_peace(&last);
+		last = ++rounds == 2 ? first = first_look() : look();
 		progress(now_ms() - start, all, &last);
 	} while (rounds < 4 || now_ms() - start < all);
 	if (isatty(STDERR_FILENO))
 		fprintf(stderr, "\n");
+	last = last_look(&first);
 	flat(&first, &last);
 	atomic_store(&over, true);
 	pthread_barrier_wait(&begin);

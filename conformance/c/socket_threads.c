@@ -569,16 +569,35 @@ static void *traffic(void *arg)
 
 struct kick {
 	pthread_t to;
+	pid_t tid;
+	long slept;			/* how often, before the call */
 	int after_us, again;
 };
 
-/* One signal, and another one only if that one has not ended the call. */
+/* How often a thread of this process has gone to sleep so far. */
+static long sleeps(pid_t tid)
+{
+	char path[64], line[128];
+	long n = -1;
+	FILE *file;
+
+	snprintf(path, sizeof path, "/proc/self/task/%d/status", tid);
+	MUST(file = fopen(path, "r"));
+	while (n < 0 && fgets(line, sizeof line, file))
+		if (sscanf(line, "voluntary_ctxt_switches: %ld", &n) != 1)
+			n = -1;
+	fclose(file);
+	MUST(n >= 0);
+	return n;
+}
+
+/* One signal, once the thread has slept in the call, and another one only if that one has not ended the call. */
 static void *kicks(void *arg)
 {
 	struct kick *kick = arg;
 
-	while (!waiting)
-		sched_yield();
+	while (!waiting || sleeps(kick->tid) == kick->slept)
+		usleep(100);
 	usleep((useconds_t)kick->after_us);
 	MUST(pthread_kill(kick->to, SIGUSR1) == 0);
 	for (int ms = 0; waiting; ms++) {
@@ -625,7 +644,7 @@ static bool ends_get_cm_event(int fd)
 	return rdma_get_cm_event(connections, &event) < 0 && errno == EINTR;
 }
 
-/* A hundred single signals to a call that waits. One that comes before the call ends nothing, so a few may be late. */
+/* A hundred single signals to a call that waits. */
 static void signals_to(const char *name, bool (*call)(int), int idle, int flags)
 {
 	struct sigaction action = { .sa_handler = takes_signal, .sa_flags = flags };
@@ -633,11 +652,12 @@ static void signals_to(const char *name, bool (*call)(int), int idle, int flags)
 
 	MUST(sigaction(SIGUSR1, &action, NULL) == 0);
 	for (int i = 0; i < 100; i++) {
-		struct kick kick = { .to = pthread_self(), .after_us = 2000 + i * 37 };
+		struct kick kick = { .to = pthread_self(), .tid = gettid(), .after_us = 2000 + i * 37 };
 		pthread_t kicker;
 
 		got_signal = 0;
 		MUST(pthread_create(&kicker, NULL, kicks, &kick) == 0);
+		kick.slept = sleeps(kick.tid);
 		waiting = true;
 		ended += call(idle) && got_signal;
 		waiting = false;

@@ -7,6 +7,7 @@
 //! taken leaves that to the holder. It is released only by [`Qp::release`] and [`Qp::let_go`], however short
 //! it was held.
 
+mod ending;
 mod io;
 mod settle;
 
@@ -14,7 +15,7 @@ pub use settle::Settling;
 
 use std::collections::VecDeque;
 use std::net::SocketAddr;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use std::sync::{Arc, Weak};
 use std::time::{Duration, Instant};
 
@@ -37,22 +38,12 @@ use crate::linger::{self, Linger, Waiting};
 use crate::nic::Nic;
 use crate::observer::StreamObserver;
 use crate::pair::QueuePair;
-use crate::patience::{self, Patience};
 use crate::pump::Pump;
 use crate::shell::{Shell, post_each, post_together};
 use crate::source::{Readiness, Source, Token};
 
 /// How long an exit waits for the queue pair's lock. No call holds it nearly as long.
 const EXIT_PATIENCE: Duration = Duration::from_millis(20);
-
-/// Turns of receiving before a program's move to ERR or RESET, or its destruction: more than the system's
-/// buffers hold, however fast the peer sends.
-const TURNS_AT_END: usize = 16;
-/// The first pause before a call that waits for the peer looks again; each is twice as long as the one
-/// before.
-const FIRST_PAUSE: Duration = Duration::from_micros(10);
-/// The longest pause.
-const LAST_PAUSE: Duration = Duration::from_micros(500);
 
 struct Inner {
     core: RcCore,
@@ -164,6 +155,8 @@ pub struct Qp {
     /// A receive of the shared receive queue is kept for the Send that waits. A hint: it may have been kept
     /// for an earlier stream.
     kept: AtomicBool,
+    /// Steps of the set-up that came before the stream.
+    steps: AtomicU32,
 }
 
 impl Qp {
@@ -190,6 +183,7 @@ impl Qp {
                 polled: AtomicBool::new(false),
                 hung_up: AtomicBool::new(false),
                 kept: AtomicBool::new(false),
+                steps: AtomicU32::new(0),
             }
         });
         let feeder: Weak<dyn Feeder> = qp.me.clone();
@@ -282,64 +276,6 @@ impl Qp {
         }
         self.release(inner);
         result
-    }
-
-    /// The program ends the stream. An adapter would have received by now what has arrived, and its peer's
-    /// work requests would have succeeded.
-    #[cold]
-    fn receive_all(&self, inner: &mut Inner) {
-        for _ in 0..TURNS_AT_END {
-            if !self.receive(inner, &Now::unread()) {
-                return;
-            }
-        }
-    }
-
-    /// The program moves to ERR, and may know by other means what its peer has received (libdaploscm does):
-    /// an adapter would have had the acknowledgement by now. The peer may hold it back for a message to ride
-    /// on, so this requests it once more, and waits for a round trip. Other threads may use the queue pair
-    /// meanwhile.
-    #[cold]
-    fn await_ack<'a>(&'a self, mut inner: MutexGuard<'a, Inner, 18>) -> MutexGuard<'a, Inner, 18> {
-        if !inner.core.demand_ack() {
-            return inner;
-        }
-        self.send(&mut inner, &Now::unread());
-        let stream = inner.streams;
-        let waits = |inner: &Inner| inner.streams == stream && inner.core.expects_ack();
-        self.await_peer(inner, &patience::FOR_ACKS, waits)
-    }
-
-    /// The program ends a queue pair by number whose stream is still being set up. Its peer may have posted
-    /// work, which an adapter would have received: that needs no set-up, only a queue pair in RTR.
-    #[cold]
-    fn await_first_message<'a>(&'a self, inner: MutexGuard<'a, Inner, 18>) -> MutexGuard<'a, Inner, 18> {
-        self.await_peer(inner, &patience::FOR_FIRST, |inner| inner.core.expects_first_message())
-    }
-
-    /// Waits for something that the peer sends, for a short time and without the lock.
-    fn await_peer<'a>(
-        &'a self,
-        mut inner: MutexGuard<'a, Inner, 18>,
-        patience: &Patience,
-        waits: impl Fn(&Inner) -> bool,
-    ) -> MutexGuard<'a, Inner, 18> {
-        let end = Instant::now() + patience.limit();
-        let mut pause = FIRST_PAUSE;
-        while waits(&inner) {
-            let left = end.saturating_duration_since(Instant::now());
-            if left.is_zero() {
-                patience.waited_in_vain();
-                break;
-            }
-            self.release(inner);
-            patience::pause(pause.min(left));
-            pause = LAST_PAUSE.min(pause * 2);
-            inner = self.inner.lock();
-            // Also sends: the peer may demand the same.
-            self.pump(&mut inner, &Now::unread());
-        }
-        inner
     }
 
     /// Its attributes.

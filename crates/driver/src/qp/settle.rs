@@ -62,6 +62,11 @@ impl Settling {
         matches!(self, Self::Asking { .. } | Self::Failed)
     }
 
+    /// The initiator has asked for a lane, and may use it.
+    pub(super) fn is_granted(&self) -> bool {
+        matches!(self, Self::Open { granted: Some(_), .. })
+    }
+
     pub(super) fn has_failed(&self) -> bool {
         matches!(self, Self::Failed)
     }
