@@ -5,7 +5,7 @@
 use std::collections::BTreeSet;
 use std::io;
 use std::os::fd::{AsRawFd as _, RawFd};
-use std::sync::Arc;
+use std::sync::{Arc, Weak};
 use std::time::{Duration, Instant};
 
 use rustc_hash::FxHashMap;
@@ -16,6 +16,7 @@ use uwarp_llp::carrier;
 use crate::fork::{self, Birth, Uncancelled};
 use crate::held::Held;
 use crate::lost_leads::{self, LostLeads};
+use crate::own_loops::OwnLoops;
 use crate::progress::{Around, CurrentLead, CurrentMode, LEAD, LastPoll, Mode, Nanos, Pace, nanos};
 use crate::raised::{Asleep, Raised};
 use crate::source::{Interest, Readiness, Source, Token};
@@ -23,10 +24,20 @@ use crate::sync::{AtomicBool, AtomicU8, AtomicU64, Mutex, OnceLock, Ordering, Rw
 use crate::sys::{self, Bell, Thread, Watch};
 use crate::watchdog::Watchdog;
 
+// (The model includes this file by its path.)
+#[path = "engine/beside.rs"]
+mod beside;
+
 struct Slot {
     token: Token,
     source: Arc<dyn Source>,
     reports: Reports,
+    /// What else reports its descriptor: see [`Engine::watch_beside`].
+    beside: Vec<Weak<Watch>>,
+    /// These report room, too.
+    room: bool,
+    /// It is rung for what no descriptor reports.
+    rung: bool,
 }
 
 /// How the engine learns that a source is ready.
@@ -87,6 +98,8 @@ pub struct Engine {
     /// time. If they were watched, each packet would cost a wake-up of no thread, a good part of a
     /// microsecond.
     parked: Mutex<Vec<Token>, 25>,
+    /// What threads of the program's loops have left to the background thread.
+    pub(crate) left: Raised,
     /// What no descriptor reports, and the threads that would sleep over it.
     pub(crate) raised: Raised,
     pub(crate) asleep: Asleep,
@@ -101,6 +114,11 @@ pub struct Engine {
     pub(crate) settle: OnceLock<Box<dyn Fn() + Send + Sync>>,
     /// The last lead was that of an event loop.
     pub(crate) loops: AtomicBool,
+    /// When a thread of an event loop that serves its own sockets last looked at all of them.
+    looked_around: AtomicU64,
+    /// What reports the bells to such a thread.
+    home: Mutex<Weak<Watch>, 28>,
+    pub(crate) own: OwnLoops,
 }
 
 /// Stages of [`Engine::request_exit`].
@@ -149,6 +167,7 @@ impl Engine {
             missed: AtomicU64::new(0),
             background: OnceLock::new(),
             parked: Mutex::default(),
+            left: Raised::default(),
             raised: Raised::default(),
             asleep: Asleep::default(),
             loop_asleep: AtomicU64::new(0),
@@ -157,6 +176,9 @@ impl Engine {
             exit: AtomicU8::new(RUNNING),
             settle: OnceLock::new(),
             loops: AtomicBool::new(false),
+            looked_around: AtomicU64::new(0),
+            home: Mutex::default(),
+            own: OwnLoops::default(),
         };
         engine.held.set_token(engine.new_token(engine.held.clone()));
         Ok(engine)
@@ -236,7 +258,7 @@ impl Engine {
         let mut sources = self.sources.write();
         let entry = sources.vacant_entry();
         let token = Token::new(entry.key(), generation);
-        entry.insert(Slot { token, source, reports });
+        entry.insert(Slot { token, source, reports, beside: Vec::new(), room: false, rung: false });
         token
     }
 
@@ -255,9 +277,10 @@ impl Engine {
     pub fn deregister(&self, token: Token) {
         let slot = self.remove(token);
         self.set_timer(token, None);
-        if let Some(fd) = slot.and_then(|slot| slot.fd()) {
+        if let Some((slot, fd)) = slot.and_then(|slot| slot.fd().map(|fd| (slot, fd))) {
             // Fails only when the descriptor is closed already, or parked.
             let _ = self.epoll.delete(fd);
+            slot.beside().for_each(|watch| _ = watch.delete(fd));
         }
     }
 
@@ -288,11 +311,17 @@ impl Engine {
         // Locked until the system has been told: the owner deregisters the descriptor and closes it, and its
         // number may be that of another one then.
         let sources = self.sources.read();
-        match sources.get(token.index()).filter(|s| s.token == token).map(|s| s.reports) {
+        let Some(slot) = sources.get(token.index()).filter(|s| s.token == token) else { return };
+        match slot.reports {
             // Fails only if the descriptor is closed already, or parked: then it is polled anyway.
-            Some(Reports::System(fd, _)) => _ = self.epoll.rearm(fd, token.0, interest),
-            Some(Reports::Itself | Reports::Both(_)) => self.raise(token, Readiness::ANY),
-            Some(Reports::Never) | None => {}
+            Reports::System(fd, _) => _ = self.epoll.rearm(fd, token.0, interest),
+            Reports::Itself | Reports::Both(_) => self.raise(token, Readiness::ANY),
+            Reports::Never => {}
+        }
+        let beside = !slot.beside.is_empty();
+        drop(sources);
+        if beside {
+            self.report_beside(token, interest);
         }
     }
 
@@ -510,6 +539,9 @@ impl Engine {
         let left = deadline.map(|at| at.saturating_duration_since(sys::now()));
         let mut timeout = [limit, left].into_iter().flatten().min();
         let mut looked = Looked::default();
+        if self.left.any() {
+            (looked.served, looked.input) = self.serve_left();
+        }
         let mut sleeper = None;
         if timeout != Some(Duration::ZERO) {
             let (asleep, may) = self.while_asleep();

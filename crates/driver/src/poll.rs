@@ -36,9 +36,14 @@ impl Nic {
             waits_no_more();
             POLLER.with(|own| {
                 let mut poller = own.get();
-                self.look(cq, empty, &mut poller);
-                found = cq.poll(max, sink);
-                idle = found == 0 && poller.yielding.count();
+                if empty == 1 && cq.is_looped() {
+                    self.look_before_sleep(cq);
+                    found = cq.poll(max, sink);
+                } else {
+                    self.look(cq, empty, &mut poller);
+                    found = cq.poll(max, sink);
+                    idle = found == 0 && poller.yielding.count();
+                }
                 own.set(poller);
             });
         }
@@ -116,6 +121,16 @@ impl Nic {
         }
         POLLER.set(poller);
         time
+    }
+
+    /// For a loop that drains its queue before it sleeps: the system wakes it for what comes, so that only
+    /// memory is worth a look.
+    fn look_before_sleep(&self, cq: &Arc<Cq>) {
+        if cq.needs_system() {
+            cq.rest(&DIRECT);
+        } else if cq.make_progress(&DIRECT, false) == Coverage::Partial {
+            self.engine().look_once();
+        }
     }
 
     /// Makes progress for a thread whose last `empty` polls in a row found nothing.

@@ -428,6 +428,7 @@ impl Qp {
         if !caps.needs_system {
             self.shell.set_needs_system(false);
         }
+        self.shell.fed_by(Some(token));
         linger::stream_begins();
         inner.streams = inner.streams.next();
         let number = inner.streams;
@@ -645,6 +646,15 @@ impl Feeder for Qp {
 
     fn receive_messages(&self) -> bool {
         self.look_for_input(true).1
+    }
+
+    fn rest(&self) {
+        if let Some(mut inner) = self.inner.try_lock() {
+            if inner.conn.is_some() && inner.core.polled_in_vain() {
+                self.send(&mut inner, &Now::unread());
+            }
+            self.release(inner);
+        }
     }
 }
 

@@ -34,7 +34,7 @@ extern crate self as uwarp_llp;
 
 pub(crate) use alarm::Alarm;
 pub(crate) use attended::Attended;
-pub(crate) use datagrams::{address, nic, pair, udp};
+pub(crate) use datagrams::{address, nic, pair, rings, udp};
 pub(crate) use engine::Engine;
 pub(crate) use llp::carrier;
 pub(crate) use proofs::ProofObserver;
@@ -80,6 +80,8 @@ mod held;
 mod lead;
 #[path = "../../driver/src/lost_leads.rs"]
 mod lost_leads;
+#[path = "../../driver/src/own_loops.rs"]
+mod own_loops;
 #[path = "../../driver/src/progress.rs"]
 mod progress;
 #[path = "../../driver/src/proofs.rs"]

@@ -140,6 +140,9 @@ pub trait Feeder: Send + Sync {
         let _ = self.make_progress(true);
         false
     }
+    /// The program has polled without result, and sleeps now until input wakes it: sends what would have
+    /// waited for its next message.
+    fn rest(&self) {}
 }
 
 /// A completion queue: a bounded ring, and whether the next entry makes an event.
@@ -150,6 +153,8 @@ pub struct Cq {
     overflowed: AtomicBool,
     /// Messages of some feeder complete before they have reached the peer's memory. A hint; it stays set.
     early: AtomicBool,
+    /// See [`Cq::is_looped`].
+    looped: AtomicBool,
     /// Gives each completion the time at which it was added, if the program wants to know.
     clock: Option<fn() -> u64>,
     /// Time at which the last polled completion was added.
@@ -257,6 +262,7 @@ impl Cq {
             waiting: AtomicUsize::new(0),
             overflowed: AtomicBool::new(false),
             early: AtomicBool::new(false),
+            looped: AtomicBool::new(false),
             clock,
             polled_at: AtomicU64::new(0),
             cookie,
@@ -340,11 +346,25 @@ impl Cq {
             missed
         };
         if let Some(sink) = &self.completions {
-            sink.armed();
+            let looped = sink.armed();
+            if looped != self.looped.load(Ordering::Relaxed) {
+                self.looped.store(looped, Ordering::Relaxed);
+            }
             if missed {
                 sink.completion_event(self.cookie);
             }
         }
+    }
+
+    /// Makes an event, armed or not, although perhaps nothing has completed. (Programs expect such events:
+    /// what one announces may have been polled before it is taken.)
+    pub fn announce(&self) {
+        let Some(sink) = &self.completions else { return };
+        let mut inner = self.inner.lock();
+        inner.armed = Armed::No;
+        inner.announced |= !inner.ring.is_empty();
+        drop(inner);
+        sink.completion_event(self.cookie);
     }
 
     /// Changes the depth; refused when more entries wait than would fit.
@@ -510,6 +530,18 @@ impl Cq {
         }
     }
 
+    /// Input for this queue wakes a loop of the program, which waits for an event. A hint.
+    pub fn is_looped(&self) -> bool {
+        self.looped.load(Ordering::Relaxed)
+    }
+
+    /// What the source with this name receives may complete here; `None`: one that many queue pairs share.
+    pub fn fed_by(&self, source: Option<u64>) {
+        if let Some(sink) = &self.completions {
+            sink.fed_by(source);
+        }
+    }
+
     /// Whether only the system knows what this feeder waits for: its sockets. Otherwise a look at memory
     /// finds it.
     pub fn set_needs_system(&self, qpn: u32, needs: bool) {
@@ -552,6 +584,17 @@ impl Cq {
         match only {
             Some(one) => one.map_or(Coverage::Complete, |one| one.make_progress(in_earnest)),
             None => self.make_progress_of_many(direct, in_earnest),
+        }
+    }
+
+    /// As [`Self::make_progress`], for a program that sleeps now, and is woken by input.
+    pub fn rest(&self, direct: &Direct) {
+        let feeders = self.feeders.read();
+        if feeders.list.len() <= direct.few {
+            let some: SmallVec<[Arc<dyn Feeder>; 4]> =
+                feeders.list.iter().filter_map(|feeding| feeding.feeder.upgrade()).collect();
+            drop(feeders);
+            some.iter().for_each(|feeder| feeder.rest());
         }
     }
 

@@ -234,10 +234,13 @@ pub enum BenchWhat {
     /// Ping-pongs of 64 bytes where processors are few or slow: on one processor, beside a loop for each
     /// processor, and emulated by qemu-user, each beside raw TCP that spins and that blocks
     Crowded,
+    /// A server that is one event loop, and its clients in another one: requests a second, processor time,
+    /// system calls and sleeps at both ends, over memory and TCP, beside raw TCP sockets
+    Loops,
     /// Instructions, locked instructions and copies of a message, at both ends and in all threads, counted by
     /// callgrind of the package valgrind
     Instructions,
-    /// All of them except mpi, sockets, crowded and instructions
+    /// All of them except mpi, sockets, crowded, loops and instructions
     All,
 }
 
@@ -310,7 +313,7 @@ pub struct RunOptions {
     /// ends can, otherwise their TCP connection, and `uwarp stat` says why; tcp; memory: a connection that
     /// cannot have it fails with EOPNOTSUPP. Or rules for peers, of which the first that matches decides:
     /// memory:127.0.0.0/8,tcp:10.0.0.5:7471,tcp:[fd00::/8] (LINK:PEER[/BITS][:PORT[-LAST]]; the port is the
-    /// listening end's). tcpdump and tshark see TCP only [default: tcp]
+    /// listening end's). tcpdump and tshark see TCP only [default: auto]
     #[arg(long, value_name = "auto|tcp|memory|RULES", env = "UWARP_LINK", hide_env_values = true,
           value_parser = link_rules)]
     pub link: Option<String>,
