@@ -178,7 +178,7 @@ impl Engine {
             loops: AtomicBool::new(false),
             looked_around: AtomicU64::new(0),
             home: Mutex::default(),
-            own: OwnLoops::default(),
+            own: OwnLoops::new(),
         };
         engine.held.set_token(engine.new_token(engine.held.clone()));
         Ok(engine)

@@ -18,7 +18,6 @@
 mod asked;
 mod asking;
 mod fading;
-mod word;
 mod words;
 
 use std::collections::HashMap;
@@ -37,19 +36,15 @@ use rustix::net::{
 };
 use uwarp_llp::memory::board::Board;
 use uwarp_llp::memory::lane::End;
-use uwarp_llp::memory::slab::{Carries, Slab};
 use uwarp_process::Mutex;
 use uwarp_proto::setup::{Host, HostKey, Negotiated};
 use uwarp_rnic::mr::random_u32;
 
 use crate::config::{Config, LinkChoice};
-use crate::credentials::Credentials;
 use crate::engine::Engine;
 use crate::lanes::Lanes;
 use crate::nic::Nic;
 use crate::qp::{Qp, StreamNumber};
-use crate::rings::Way;
-use crate::source::{Readiness, Token};
 
 use asked::Asked;
 pub use asked::Granted;
@@ -105,8 +100,8 @@ pub fn begin(
             unsettled.stay(Why::Setting);
         }
         (_, Some(neighbours), true) => {
-            if let Err((why, wants)) = neighbours.ask(host, ends, Wants::Stream(unsettled)) {
-                wants.stay(why);
+            if let Err((why, unsettled)) = neighbours.ask(host, ends, unsettled) {
+                unsettled.stay(why);
             }
         }
         (_, Some(neighbours), false) => neighbours.asked.expect(host.nonce, ends, unsettled),
@@ -173,37 +168,6 @@ impl Unsettled {
     }
 }
 
-/// Who asks for memory.
-pub(crate) enum Wants {
-    /// An initiator's stream.
-    Stream(Unsettled),
-    /// The datagrams between two ports.
-    Datagrams(Arc<Way>),
-}
-
-impl Wants {
-    fn settle(self, end: End) {
-        match self {
-            Self::Stream(unsettled) => unsettled.settle(end),
-            Self::Datagrams(way) => way.settle(end),
-        }
-    }
-
-    fn stay(self, why: Why) {
-        match self {
-            Self::Stream(unsettled) => unsettled.stay(why),
-            Self::Datagrams(way) => way.stay(why),
-        }
-    }
-
-    fn carries(&self) -> Carries {
-        match self {
-            Self::Stream(_) => Carries::Streams,
-            Self::Datagrams(_) => Carries::Datagrams,
-        }
-    }
-}
-
 impl Neighbours {
     pub(crate) fn start(nic: &Nic) -> Result<Arc<Self>, Why> {
         if is_sandboxed() {
@@ -217,7 +181,7 @@ impl Neighbours {
         let key = HostKey { incarnation, key };
         let lanes = nic.lanes().map_err(|_| Why::NoResources)?;
         let engine = nic.engine().clone();
-        let asked = Asked::listen(&engine, &lanes, key, nic.me()).map_err(|_| Why::NoResources)?;
+        let asked = Asked::listen(&engine, &lanes, &incarnation).map_err(|_| Why::NoResources)?;
         Ok(Arc::new(Self { engine, key, lanes, asked, asking: Mutex::default() }))
     }
 
@@ -226,17 +190,12 @@ impl Neighbours {
         self.key
     }
 
-    /// What the owner of the second of these ends, a UDP port, is told: whoever shows it joins with that end.
-    pub(crate) fn word_for(&self, ends: [SocketAddr; 2]) -> [u8; 16] {
-        self.asked.word_for(ends)
-    }
-
-    pub(crate) fn ask(&self, host: Host, ends: [SocketAddr; 2], wants: Wants) -> Result<(), (Why, Wants)> {
+    fn ask(&self, host: Host, ends: [SocketAddr; 2], unsettled: Unsettled) -> Result<(), (Why, Unsettled)> {
         let asking = match self.asking(host.incarnation) {
             Ok(asking) => asking,
-            Err(why) => return Err((why, wants)),
+            Err(why) => return Err((why, unsettled)),
         };
-        let result = asking.ask(host.nonce, ends, wants);
+        let result = asking.ask(host.nonce, ends, unsettled);
         if let Err((why, _)) = &result {
             self.forget(host.incarnation, &asking, *why);
         }
@@ -290,8 +249,8 @@ fn name(incarnation: &[u8; 16]) -> Result<SocketAddrUnix, Errno> {
 /// is nobody's.)
 fn is_same_user(socket: impl AsFd) -> bool {
     const OVERFLOW: u32 = 65534;
-    let peer = Credentials::of_peer(socket);
-    peer.is_some_and(|peer| peer.uid == rustix::process::geteuid().as_raw() && peer.uid != OVERFLOW)
+    let uid = rustix::net::sockopt::socket_peercred(socket).map(|peer| peer.uid.as_raw());
+    uid.is_ok_and(|uid| uid == rustix::process::geteuid().as_raw() && uid != OVERFLOW)
 }
 
 /// Whether other processes of the user must not read this one's memory: then it shares none.
@@ -301,9 +260,7 @@ fn is_sandboxed() -> bool {
     !is_dumpable || crate::has_more_rights_than_its_caller() || has_filters_of_its_own()
 }
 
-/// Whether the process has system call filters beyond those of its parent. A container's belong to both. The
-/// parent of who is started in a container from outside cannot be seen: the container's first process stands
-/// for it, and that one has the filter with which the runtimes begin a container, and no more.
+/// Whether the process has system call filters beyond those of its parent. A container's belong to both.
 fn has_filters_of_its_own() -> bool {
     let filters = |pid: &str| -> Option<u32> {
         let status = std::fs::read_to_string(format!("/proc/{pid}/status")).ok()?;
@@ -311,20 +268,8 @@ fn has_filters_of_its_own() -> bool {
         line.trim().parse().ok()
     };
     let Some(own @ 1..) = filters("self") else { return false };
-    let inherited = match rustix::process::getppid() {
-        Some(parent) => filters(&parent.as_raw_nonzero().to_string()),
-        None if rustix::process::getpid().is_init() => Some(1),
-        None => filters("1"),
-    };
-    inherited.is_none_or(|inherited| own > inherited)
-}
-
-/// The process at the other end is not heard any more. Streams know that by their connections; the lanes with
-/// datagrams are looked at.
-fn end_datagrams(engine: &Engine, slabs: &[Arc<Slab>]) {
-    for slab in slabs.iter().filter(|slab| slab.carries() == Carries::Datagrams) {
-        slab.names(|name| engine.raise(Token(name), Readiness::ANY));
-    }
+    let parent = rustix::process::getppid().map(|pid| pid.as_raw_nonzero().to_string());
+    parent.and_then(|pid| filters(&pid)).is_none_or(|parents| own > parents)
 }
 
 /// Sends one message with descriptors. Never waits.

@@ -12,11 +12,10 @@
 //! * [`channel`]: event queues with a descriptor; a thread that blocks on one sleeps on the sockets.
 //! * `watchdog`: how the background thread notices that polling has stopped.
 //! * [`nic`]: the device: limits, addresses; `qpn`: the registry of queue pair numbers.
-//! * [`stat`]: what `uwarp stat` sees. [`credentials`]: who asks, there and of a neighbour of the host.
+//! * [`stat`]: what `uwarp stat` sees.
 //! * [`config`]: the environment. [`address`], [`netdev`]: the host. [`devices`]: which devices programs see.
 //!   [`port`]: what a device's port consists of, and when that changes.
-//! * `rings`: datagrams that go by memory. `held`: datagrams that wait a moment for more; `proofs`: those
-//!   that prove a queue pair's number.
+//! * `held`: datagrams that wait a moment for more; `proofs`: those that prove a queue pair's number.
 //! * `attended`: a lock whose holder does the work of those who find it taken.
 //! * `fork`, [`waits`]: the process and its threads.
 //!
@@ -37,7 +36,6 @@ mod attended;
 mod background;
 pub mod channel;
 pub mod config;
-pub mod credentials;
 pub mod devices;
 pub mod engine;
 pub mod event_loop;
@@ -64,7 +62,6 @@ pub mod qp;
 mod qpn;
 pub mod quota;
 mod raised;
-mod rings;
 mod shell;
 mod sleep;
 mod source;

@@ -1,10 +1,10 @@
 //! Event loops of the program that wait for completion channels and serve their own sockets (`channel`,
 //! ADR 050): what the engine keeps for them. `event_loop` has what it does with it.
 
+use crate::progress::Spinning;
 use crate::sync::{AtomicBool, AtomicUsize, Ordering};
 
 /// Event loops that serve their own channels.
-#[derive(Default)]
 pub(crate) struct OwnLoops {
     /// The sleep of a loop with streams that no descriptor reports is announced, for as long as nothing calls
     /// it: it may sleep at any time without a further word.
@@ -13,9 +13,20 @@ pub(crate) struct OwnLoops {
     thread: AtomicUsize,
     /// Several threads have such loops. A bell would wake one of them, for streams of the others.
     several: AtomicBool,
+    /// Whether they look in memory for a short time before they sleep.
+    pub spinning: Spinning,
 }
 
 impl OwnLoops {
+    pub fn new() -> Self {
+        Self {
+            announced: AtomicBool::new(false),
+            thread: AtomicUsize::new(0),
+            several: AtomicBool::new(false),
+            spinning: Spinning::new(),
+        }
+    }
+
     /// Whether this thread, by its number, may be left to serve streams that no descriptor reports.
     pub fn may_serve(&self, thread: usize) -> bool {
         let first = self.thread.compare_exchange(0, thread, Ordering::Relaxed, Ordering::Relaxed);

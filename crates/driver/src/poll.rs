@@ -10,6 +10,7 @@ use uwarp_rnic::{Cq, Wc};
 use crate::channel::waits_no_more;
 use crate::nic::Nic;
 use crate::progress::{AnswerWait, BeforeEarly, DIRECT, Poller, stamps};
+use crate::sync::spin_loop;
 use crate::sys;
 
 // (Cells of plain values: a thread that is ending has them, too.)
@@ -127,9 +128,28 @@ impl Nic {
     /// memory is worth a look.
     fn look_before_sleep(&self, cq: &Arc<Cq>) {
         if cq.needs_system() {
-            cq.rest(&DIRECT);
-        } else if cq.make_progress(&DIRECT, false) == Coverage::Partial {
-            self.engine().look_once();
+            return cq.rest(&DIRECT);
+        }
+        let look = || {
+            let partial = cq.make_progress(&DIRECT, false) == Coverage::Partial;
+            (partial && self.engine().look_once() > 0) || !cq.is_empty()
+        };
+        if look() {
+            return;
+        }
+        // To sleep, and to be woken, takes longer than most answers.
+        let engine = self.engine();
+        let Some(score) = engine.own.spinning.begin() else { return };
+        engine.own_loop_wakes();
+        let (start, limit) = (sys::now(), engine.pace.spans().look_on());
+        let mut found = false;
+        while !found && sys::now().saturating_duration_since(start) < limit {
+            spin_loop();
+            found = look();
+        }
+        engine.own.spinning.end(score, found);
+        if cq.is_empty() {
+            engine.own_loop_sleeps();
         }
     }
 

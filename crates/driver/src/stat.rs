@@ -21,11 +21,9 @@ use uwarp_process::Mutex;
 use uwarp_rnic::qp::{Counters, Drops, QpState, Snapshot};
 
 use crate::config::Config;
-use crate::credentials::Credentials;
 use crate::engine::Engine;
 use crate::nic::Nic;
 use crate::pair::{QueuePair, WeakQueuePair};
-use crate::rings::Carried;
 use crate::source::{Readiness, Source, Token};
 use crate::ud::Unclaimed;
 
@@ -82,10 +80,6 @@ struct Line {
     /// Datagrams that were dropped.
     #[serde(skip_serializing_if = "Option::is_none")]
     drops: Option<Drops>,
-    /// Processes of this host to which datagrams were sent from the port of its number, or that have asked
-    /// for memory there.
-    #[serde(skip_serializing_if = "Vec::is_empty")]
-    peers: Vec<Carried>,
 }
 
 impl Line {
@@ -106,12 +100,7 @@ impl Line {
             QueuePair::Rc(qp) => Some(qp.query().dest_qp_num).filter(|number| *number != 0),
             QueuePair::Ud(_) => None,
         };
-        let peers = match qp {
-            QueuePair::Rc(_) => Vec::new(),
-            QueuePair::Ud(qp) => qp.carried(),
-        };
-        let (qpn, state) = (qp.qpn(), name(state));
-        Self { qpn, service, state, local, peer, peer_qpn, link, why_tcp, now, drops, peers }
+        Self { qpn: qp.qpn(), service, state: name(state), local, peer, peer_qpn, link, why_tcp, now, drops }
     }
 }
 
@@ -185,8 +174,8 @@ impl Listener {
 
     fn accept(&self, nic: &Arc<Nic>) -> Result<(), Errno> {
         let fd = net::accept_with(&self.fd, SocketFlags::CLOEXEC | SocketFlags::NONBLOCK)?;
-        let same_user = Credentials::of_peer(&fd)
-            .is_some_and(|peer| peer.uid == rustix::process::getuid().as_raw() || peer.uid == 0);
+        let same_user = net::sockopt::socket_peercred(&fd)
+            .is_ok_and(|peer| peer.uid == rustix::process::getuid() || peer.uid.is_root());
         let mut readers = self.readers.lock();
         let Some(me) = self.me.upgrade().filter(|_| same_user && *readers < MOST_READERS) else {
             return Ok(());

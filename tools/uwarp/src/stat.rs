@@ -16,7 +16,6 @@ use rustix::io::Errno;
 use rustix::net::{self, AddressFamily, SocketAddrUnix, SocketFlags, SocketType};
 use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value};
-use uwarp_driver::credentials::Credentials;
 
 use crate::cli::StatArgs;
 use crate::{complain, table};
@@ -129,19 +128,6 @@ struct Pair {
     muted: bool,
     #[serde(default)]
     drops: BTreeMap<String, u64>,
-    /// Processes of this host that its datagrams may reach by memory.
-    #[serde(default)]
-    peers: Vec<Peer>,
-}
-
-/// One that datagrams go to.
-#[derive(Deserialize)]
-struct Peer {
-    peer: String,
-    link: String,
-    /// Why that is UDP.
-    #[serde(default)]
-    why: Option<String>,
 }
 
 #[derive(Clone, Copy, Default, Serialize, Deserialize)]
@@ -270,11 +256,11 @@ fn query(pid: u32, name: &str) -> Option<Process> {
         }
         Err(_) => return None,
     };
-    let peer = Credentials::of_peer(&socket)?;
-    if peer.uid != rustix::process::getuid().as_raw() {
+    let credentials = rustix::net::sockopt::socket_peercred(&socket).ok()?;
+    if credentials.uid != rustix::process::getuid() {
         return None;
     }
-    let pid = peer.pid?;
+    let pid = u32::try_from(credentials.pid.as_raw_nonzero().get()).ok()?;
     let command = command(pid)?;
     socket.set_read_timeout(Some(PATIENCE)).ok()?;
     let answer = read(socket).map_err(|error| match error.kind() {
@@ -567,7 +553,6 @@ fn row(
     let address = pair.peer.clone().unwrap_or_else(|| "-".to_owned());
     let peer = pair.peer_qpn.map_or_else(|| address.clone(), |number| format!("{address} {number:#08x}"));
     let peer = match (pair.link.as_deref(), &pair.why_tcp) {
-        (None, None) if !pair.peers.is_empty() => by_memory(&pair.peers),
         (_, Some(why)) => format!("{peer} by tcp: {why}"),
         (Some(link), None) if link != "tcp" => format!("{peer} by {link}"),
         _ => peer,
@@ -583,18 +568,6 @@ fn row(
     });
     row.push(if errors.is_empty() { "-".to_owned() } else { errors.join(", ") });
     row
-}
-
-/// The processes of this host that datagrams go to, and how they go there.
-fn by_memory(peers: &[Peer]) -> String {
-    match peers {
-        [Peer { peer, link, why: Some(why) }] => format!("{peer} by {link}: {why}"),
-        [Peer { peer, link, why: None }] => format!("{peer} by {link}"),
-        _ => {
-            let by_memory = peers.iter().filter(|peer| peer.link == "memory").count();
-            format!("{} ports of this host, {by_memory} by memory", peers.len())
-        }
-    }
 }
 
 /// Such as 950, 12.3k, 4.56M.

@@ -42,8 +42,8 @@ pub struct Lane {
 /// This process's use of a lane, and what it says there. Its end is the end of that use.
 #[derive(Debug)]
 pub struct End {
-    pub(super) slab: Arc<Slab>,
-    pub(super) lane: usize,
+    slab: Arc<Slab>,
+    lane: usize,
     mine: Mine,
     /// The peer uses it, too.
     agreed: bool,
@@ -77,7 +77,7 @@ impl End {
     }
 
     #[inline]
-    pub(super) fn their_line(&self) -> &Line {
+    fn their_line(&self) -> &Line {
         self.slab.line(self.slab.side().peer(), self.lane)
     }
 
@@ -398,13 +398,9 @@ impl LowerLayer for Lane {
         self.over.or(closed).or_else(|| tcp::ended(self.tcp.as_fd()))
     }
 
-    /// The end of the peer's process is reported, so nothing is doubtful. Asked some seconds after bytes were
-    /// sent: a ring that is empty then gives its pages back, since the stream may idle from now on.
+    /// The end of the peer's process is reported, so nothing is doubtful.
     fn answers(&self) -> Option<Answers> {
         let all = self.unacknowledged() == 0;
-        if all {
-            self.end.slab.clear(self.end.slab.side(), self.end.lane);
-        }
         Some(Answers { all, held: false, doubtful: false, last: Duration::ZERO })
     }
 

@@ -33,29 +33,19 @@ impl Item {
     pub fn over_memory(&self) -> Option<Item> {
         // What is measured with and without a CRC is there once.
         let once = self.group != Group::Bandwidth || !self.crc;
-        let has_links = match self.work {
-            Measure::Many(figures) => figures.have_links(),
-            _ => self.group.has_links(),
-        };
-        (has_links && once).then(|| Item {
+        (self.group.has_links() && once).then(|| Item {
             id: format!("memory-{}", self.id.replace("-crc-off", "")),
             title: self.title.replace(", CRC off", ""),
             link: Link::Memory,
-            // Of a datagram, it stays.
-            crc: self.crc && self.link == Link::Udp,
+            crc: false,
             goal: match (self.group, self.goal) {
                 (Group::Latency, Goal::Budget(words)) => Goal::Budget(words),
                 (Group::Latency, _) if self.id == "send-poll" => Goal::AtMost(0.10),
                 (Group::Latency, _) if self.id == "write-memory" => Goal::AtMost(0.12),
-                (Group::Datagrams, _) if self.id == "datagram-64b" => Goal::AtMost(0.15),
-                (Group::DatagramRate, _) if self.id == "datagrams-1kib" => Goal::Messages(3e6),
                 (Group::Bandwidth, _) => Goal::AtLeast(1.3),
                 (Group::Messages, _) if self.id.ends_with("-64kib") => Goal::AtLeast(1.6),
                 (Group::Messages, _) => Goal::AtLeast(2.0),
                 (Group::Rate, Goal::Messages(_)) => Goal::Messages(8e6),
-                (Group::Connections, Goal::AtLeast(_)) => Goal::Budget("no fewer than over TCP"),
-                (Group::Memory, _) if self.id == "memory-kernel" => Goal::Budget("4 KiB more than over TCP"),
-                (Group::Memory, goal) => goal,
                 _ => Goal::Open,
             },
             ways: self.ways.clone(),
@@ -95,17 +85,11 @@ pub enum Group {
 }
 
 impl Group {
-    /// Whether its figures are of messages that memory can carry.
+    /// Whether its figures are of messages on a connection, which memory can carry.
     fn has_links(self) -> bool {
         matches!(
             self,
-            Group::Latency
-                | Group::Transactions
-                | Group::Bandwidth
-                | Group::Messages
-                | Group::Rate
-                | Group::Datagrams
-                | Group::DatagramRate
+            Group::Latency | Group::Transactions | Group::Bandwidth | Group::Messages | Group::Rate
         )
     }
 
