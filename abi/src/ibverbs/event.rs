@@ -140,9 +140,13 @@ impl CompletionSink for CompletionEvents {
         self.channel.push(cookie);
     }
 
-    fn armed(&self) {
+    fn armed(&self) -> bool {
+        self.cq.get().is_some_and(|cq| self.channel.armed(cq))
+    }
+
+    fn fed_by(&self, source: Option<u64>) {
         if let Some(cq) = self.cq.get() {
-            self.channel.armed(cq);
+            self.channel.fed_by(source, cq);
         }
     }
 }

@@ -5,7 +5,7 @@
 use std::collections::BTreeSet;
 use std::io;
 use std::os::fd::{AsRawFd as _, RawFd};
-use std::sync::Arc;
+use std::sync::{Arc, Weak};
 use std::time::{Duration, Instant};
 
 use rustc_hash::FxHashMap;
@@ -16,17 +16,28 @@ use uwarp_llp::carrier;
 use crate::fork::{self, Birth, Uncancelled};
 use crate::held::Held;
 use crate::lost_leads::{self, LostLeads};
-use crate::progress::{Around, CurrentLead, CurrentMode, LEAD, LastPoll, Mode, Nanos, Pace, nanos};
+use crate::own_loops::OwnLoops;
+use crate::progress::{Around, CurrentLead, CurrentMode, LEAD, LastPoll, Mode, NEVER, Nanos, Pace, nanos};
 use crate::raised::{Asleep, Raised};
 use crate::source::{Interest, Readiness, Source, Token};
 use crate::sync::{AtomicBool, AtomicU8, AtomicU64, Mutex, OnceLock, Ordering, RwLock};
 use crate::sys::{self, Bell, Thread, Watch};
 use crate::watchdog::Watchdog;
 
+// (The model includes this file by its path.)
+#[path = "engine/beside.rs"]
+mod beside;
+
 struct Slot {
     token: Token,
     source: Arc<dyn Source>,
     reports: Reports,
+    /// What else reports its descriptor: see [`Engine::watch_beside`].
+    beside: Vec<Weak<Watch>>,
+    /// These report room, too.
+    room: bool,
+    /// It is rung for what no descriptor reports.
+    rung: bool,
 }
 
 /// How the engine learns that a source is ready.
@@ -68,6 +79,9 @@ pub struct Engine {
     sources: RwLock<Slab<Slot>, 27>,
     generation: AtomicU64,
     timers: Mutex<Timers, 29>,
+    /// When the first timer expires, or [`NEVER`]; written under the lock. Threads that poll read it all the
+    /// time, without a lock: a signal's handler may jump out of that.
+    first: AtomicU64,
     start: Instant,
     /// The mode of the background thread.
     pub(crate) mode: CurrentMode,
@@ -87,6 +101,8 @@ pub struct Engine {
     /// time. If they were watched, each packet would cost a wake-up of no thread, a good part of a
     /// microsecond.
     parked: Mutex<Vec<Token>, 25>,
+    /// What threads of the program's loops have left to the background thread.
+    pub(crate) left: Raised,
     /// What no descriptor reports, and the threads that would sleep over it.
     pub(crate) raised: Raised,
     pub(crate) asleep: Asleep,
@@ -101,6 +117,11 @@ pub struct Engine {
     pub(crate) settle: OnceLock<Box<dyn Fn() + Send + Sync>>,
     /// The last lead was that of an event loop.
     pub(crate) loops: AtomicBool,
+    /// When a thread of an event loop that serves its own sockets last looked at all of them.
+    looked_around: AtomicU64,
+    /// What reports the bells to such a thread.
+    home: Mutex<Weak<Watch>, 28>,
+    pub(crate) own: OwnLoops,
 }
 
 /// Stages of [`Engine::request_exit`].
@@ -138,6 +159,7 @@ impl Engine {
             sources: RwLock::default(),
             generation: AtomicU64::new(1),
             timers: Mutex::default(),
+            first: AtomicU64::new(NEVER),
             start: sys::now(),
             mode: CurrentMode::new(),
             lead: CurrentLead::new(),
@@ -149,6 +171,7 @@ impl Engine {
             missed: AtomicU64::new(0),
             background: OnceLock::new(),
             parked: Mutex::default(),
+            left: Raised::default(),
             raised: Raised::default(),
             asleep: Asleep::default(),
             loop_asleep: AtomicU64::new(0),
@@ -157,6 +180,9 @@ impl Engine {
             exit: AtomicU8::new(RUNNING),
             settle: OnceLock::new(),
             loops: AtomicBool::new(false),
+            looked_around: AtomicU64::new(0),
+            home: Mutex::default(),
+            own: OwnLoops::default(),
         };
         engine.held.set_token(engine.new_token(engine.held.clone()));
         Ok(engine)
@@ -236,7 +262,7 @@ impl Engine {
         let mut sources = self.sources.write();
         let entry = sources.vacant_entry();
         let token = Token::new(entry.key(), generation);
-        entry.insert(Slot { token, source, reports });
+        entry.insert(Slot { token, source, reports, beside: Vec::new(), room: false, rung: false });
         token
     }
 
@@ -255,9 +281,10 @@ impl Engine {
     pub fn deregister(&self, token: Token) {
         let slot = self.remove(token);
         self.set_timer(token, None);
-        if let Some(fd) = slot.and_then(|slot| slot.fd()) {
+        if let Some((slot, fd)) = slot.and_then(|slot| slot.fd().map(|fd| (slot, fd))) {
             // Fails only when the descriptor is closed already, or parked.
             let _ = self.epoll.delete(fd);
+            slot.beside().for_each(|watch| _ = watch.delete(fd));
         }
     }
 
@@ -288,11 +315,17 @@ impl Engine {
         // Locked until the system has been told: the owner deregisters the descriptor and closes it, and its
         // number may be that of another one then.
         let sources = self.sources.read();
-        match sources.get(token.index()).filter(|s| s.token == token).map(|s| s.reports) {
+        let Some(slot) = sources.get(token.index()).filter(|s| s.token == token) else { return };
+        match slot.reports {
             // Fails only if the descriptor is closed already, or parked: then it is polled anyway.
-            Some(Reports::System(fd, _)) => _ = self.epoll.rearm(fd, token.0, interest),
-            Some(Reports::Itself | Reports::Both(_)) => self.raise(token, Readiness::ANY),
-            Some(Reports::Never) | None => {}
+            Reports::System(fd, _) => _ = self.epoll.rearm(fd, token.0, interest),
+            Reports::Itself | Reports::Both(_) => self.raise(token, Readiness::ANY),
+            Reports::Never => {}
+        }
+        let beside = !slot.beside.is_empty();
+        drop(sources);
+        if beside {
+            self.report_beside(token, interest);
         }
     }
 
@@ -362,9 +395,12 @@ impl Engine {
         if let Some(old) = old {
             timers.order.remove(&(old, token));
         }
-        let Some(at) = at else { return };
-        timers.order.insert((at, token));
+        if let Some(at) = at {
+            timers.order.insert((at, token));
+        }
+        self.note_first(&timers);
         drop(timers);
+        let Some(at) = at else { return };
         // A thread that polls checks the timers itself, and so does a thread that begins to lead or to serve
         // after this.
         let oversleeps = match self.mode.get() {
@@ -383,7 +419,16 @@ impl Engine {
 
     /// The first timer.
     pub(crate) fn first_timer(&self) -> Option<Instant> {
-        self.timers.lock().order.first().map(|(at, _)| *at)
+        let first = self.first.load(Ordering::SeqCst);
+        (first != NEVER).then(|| self.start + Duration::from_nanos(first))
+    }
+
+    /// The timers have changed.
+    fn note_first(&self, timers: &Timers) {
+        let first = timers.order.first().map_or(NEVER, |(at, _)| self.nanos(*at));
+        if self.first.load(Ordering::Relaxed) != first {
+            self.first.store(first, Ordering::SeqCst);
+        }
     }
 
     /// Whether a leader that sleeps now may wake too late for a timer. It looks at the timers before each
@@ -510,6 +555,9 @@ impl Engine {
         let left = deadline.map(|at| at.saturating_duration_since(sys::now()));
         let mut timeout = [limit, left].into_iter().flatten().min();
         let mut looked = Looked::default();
+        if self.left.any() {
+            (looked.served, looked.input) = self.serve_left();
+        }
         let mut sleeper = None;
         if timeout != Some(Duration::ZERO) {
             let (asleep, may) = self.while_asleep();
@@ -560,6 +608,7 @@ impl Engine {
             let Some(&(at, token)) = timers.order.first().filter(|(at, _)| *at <= now) else { return };
             timers.order.remove(&(at, token));
             timers.of.remove(&token);
+            self.note_first(&timers);
             drop(timers);
             if let Some(source) = self.find(token) {
                 source.timeout();

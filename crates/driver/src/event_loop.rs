@@ -11,9 +11,12 @@ use std::time::Duration;
 
 use crate::engine::Engine;
 use crate::lead::Leader;
-use crate::progress::Lead;
+use crate::progress::{Lead, Nanos};
 use crate::sync::{Ordering, thread_local};
 use crate::sys;
+
+/// How often a thread looks before the program gets its time.
+const LOOKS: usize = 4;
 
 thread_local! {
     /// The calling thread settles what it serves.
@@ -141,6 +144,36 @@ impl Engine {
 
     fn note_loop(&self) {
         self.loops.store(true, Ordering::Relaxed);
+    }
+
+    /// A thread of the program sleeps, or is about to, on a descriptor that the sockets it waits for make
+    /// readable, and then serves them itself.
+    pub(crate) fn note_own_loop(&self, now: Nanos) {
+        self.last_poll.stamp(now);
+        if !self.loops.load(Ordering::Relaxed) {
+            self.note_loop();
+        }
+    }
+
+    /// Such a thread sleeps, or is about to, also on streams that no descriptor reports. Serves what is
+    /// ready.
+    pub(crate) fn own_loop_sleeps(&self) {
+        for _ in 0..LOOKS {
+            if self.own.announced.swap(true, Ordering::SeqCst) || self.announce_sleep() {
+                return;
+            }
+            self.own_loop_wakes();
+            self.look_once();
+        }
+        // There is more all the time: the program is called for it.
+        self.wake();
+    }
+
+    /// It has been called, or sleeps no more.
+    pub(crate) fn own_loop_wakes(&self) {
+        if self.own.announced.swap(false, Ordering::SeqCst) {
+            self.end_sleep();
+        }
     }
 
     /// Whether the last lead was that of an event loop, which comes back when it has handled its events.

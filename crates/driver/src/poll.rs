@@ -16,6 +16,9 @@ use crate::sys;
 thread_local! {
     static POLLER: Cell<Poller> = const { Cell::new(Poller::NEW) };
     static ANSWER_WAIT: Cell<AnswerWait> = const { Cell::new(AnswerWait::NEW) };
+    /// The thread looks at the sockets. If it is set at the beginning of a look, the thread has left an
+    /// earlier one by a jump out of the handler of a signal.
+    static LOOKING: Cell<bool> = const { Cell::new(false) };
 }
 
 impl Nic {
@@ -36,9 +39,14 @@ impl Nic {
             waits_no_more();
             POLLER.with(|own| {
                 let mut poller = own.get();
-                self.look(cq, empty, &mut poller);
-                found = cq.poll(max, sink);
-                idle = found == 0 && poller.yielding.count();
+                if empty == 1 && cq.is_looped() {
+                    self.look_before_sleep(cq);
+                    found = cq.poll(max, sink);
+                } else {
+                    self.look(cq, empty, &mut poller);
+                    found = cq.poll(max, sink);
+                    idle = found == 0 && poller.yielding.count();
+                }
                 own.set(poller);
             });
         }
@@ -110,16 +118,29 @@ impl Nic {
         let mut poller = POLLER.get();
         let time = poller.look_around.count() || now;
         if time {
+            self.begin_look();
             let served = self.engine().poll_once();
             self.engine().look_after();
+            LOOKING.set(false);
             poller.look_around.looked(served > 0);
         }
         POLLER.set(poller);
         time
     }
 
+    /// For a loop that drains its queue before it sleeps: the system wakes it for what comes, so that only
+    /// memory is worth a look.
+    fn look_before_sleep(&self, cq: &Arc<Cq>) {
+        if cq.needs_system() {
+            cq.rest(&DIRECT);
+        } else if cq.make_progress(&DIRECT, false) == Coverage::Partial {
+            self.engine().look_once();
+        }
+    }
+
     /// Makes progress for a thread whose last `empty` polls in a row found nothing.
     fn look(&self, cq: &Arc<Cq>, empty: u32, poller: &mut Poller) {
+        self.begin_look();
         let Poller { look_around, yielding } = poller;
         let sends = self.engine().held.polled_in_vain();
         let pace = &self.engine().pace;
@@ -147,6 +168,14 @@ impl Nic {
                 // This look included all sockets.
                 look_around.looked_as_always();
             }
+        }
+        LOOKING.set(false);
+    }
+
+    fn begin_look(&self) {
+        if LOOKING.replace(true) {
+            // What the system has reported to the earlier look, nobody has served.
+            self.engine().rearm_all();
         }
     }
 }

@@ -14,6 +14,15 @@ pub struct Readiness {
 impl Readiness {
     /// Possibly input and room: the source looks for both.
     pub(crate) const ANY: Self = Self { readable: true, writable: true, hangup: false };
+
+    /// What either of the two says.
+    pub(crate) fn or(self, other: Self) -> Self {
+        Self {
+            readable: self.readable || other.readable,
+            writable: self.writable || other.writable,
+            hangup: self.hangup || other.hangup,
+        }
+    }
 }
 
 /// What a watched descriptor is reported for.
@@ -49,6 +58,8 @@ pub struct Token(pub(crate) u64);
 
 impl Token {
     pub(crate) const WAKE: Self = Self(u64::MAX);
+    /// The engine's bell, for a thread that does not wait for the engine.
+    pub(crate) const CALL: Self = Self(u64::MAX - 1);
 
     pub(crate) fn new(index: usize, generation: u32) -> Self {
         Self(u64::from(generation) << 32 | (index as u64 & 0xFFFF_FFFF))

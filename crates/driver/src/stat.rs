@@ -21,7 +21,6 @@ use uwarp_process::Mutex;
 use uwarp_rnic::qp::{Counters, Drops, QpState, Snapshot};
 
 use crate::config::Config;
-use crate::credentials::Credentials;
 use crate::engine::Engine;
 use crate::nic::Nic;
 use crate::pair::{QueuePair, WeakQueuePair};
@@ -84,24 +83,22 @@ struct Line {
 }
 
 impl Line {
-    fn new(qp: &QueuePair) -> Self {
-        let (service, state, now, (addresses, link, why_tcp), drops) = match qp {
+    fn new(qp: &QueuePair) -> Option<Self> {
+        let (service, state, peer_qpn, now, (addresses, link, why_tcp), drops) = match qp {
             QueuePair::Rc(qp) => {
-                let (state, now, carried) = qp.look_at();
-                ("RC", state, now, carried, None)
+                let (attr, now, carried) = qp.look_at()?;
+                let peer_qpn = Some(attr.dest_qp_num).filter(|number| *number != 0);
+                ("RC", attr.state, peer_qpn, now, carried, None)
             }
             QueuePair::Ud(qp) => {
                 let (state, now, drops) = qp.look_at();
-                ("UD", state, now, ([None, None], None, None), Some(drops))
+                ("UD", state, None, now, ([None, None], None, None), Some(drops))
             }
         };
         let [local, peer] = addresses.map(|address| address.map(plain));
         let (link, why_tcp) = (link.map(|link| link.to_string()), why_tcp.map(|why| why.to_string()));
-        let peer_qpn = match qp {
-            QueuePair::Rc(qp) => Some(qp.query().dest_qp_num).filter(|number| *number != 0),
-            QueuePair::Ud(_) => None,
-        };
-        Self { qpn: qp.qpn(), service, state: name(state), local, peer, peer_qpn, link, why_tcp, now, drops }
+        let state = name(state);
+        Some(Self { qpn: qp.qpn(), service, state, local, peer, peer_qpn, link, why_tcp, now, drops })
     }
 }
 
@@ -175,8 +172,8 @@ impl Listener {
 
     fn accept(&self, nic: &Arc<Nic>) -> Result<(), Errno> {
         let fd = net::accept_with(&self.fd, SocketFlags::CLOEXEC | SocketFlags::NONBLOCK)?;
-        let same_user = Credentials::of_peer(&fd)
-            .is_some_and(|peer| peer.uid == rustix::process::getuid().as_raw() || peer.uid == 0);
+        let same_user = net::sockopt::socket_peercred(&fd)
+            .is_ok_and(|peer| peer.uid == rustix::process::getuid() || peer.uid.is_root());
         let mut readers = self.readers.lock();
         let Some(me) = self.me.upgrade().filter(|_| same_user && *readers < MOST_READERS) else {
             return Ok(());

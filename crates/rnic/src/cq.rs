@@ -2,13 +2,14 @@
 
 use std::collections::VecDeque;
 use std::sync::{Arc, Weak};
+use std::time::Duration;
 
 use rustc_hash::FxHashMap;
 use smallvec::SmallVec;
 
 use crate::error::VerbsError;
 use crate::event::{AsyncEvent, AsyncSink, CompletionSink, EventKind};
-use crate::sync::{AtomicBool, AtomicU32, AtomicU64, AtomicUsize, Mutex, Ordering, RwLock};
+use crate::sync::{AtomicBool, AtomicU32, AtomicU64, AtomicUsize, Mutex, MutexGuard, Ordering, RwLock};
 use crate::wr::{Wc, WcOpcode, WcStatus};
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -96,6 +97,10 @@ impl Places {
     }
 }
 
+/// How often a thread waits for a queue's lock, which is held for some instructions, and how long.
+const WAITS_TO_PUSH: usize = 10;
+const WAIT_TO_PUSH: Duration = Duration::from_millis(50);
+
 /// The key of a completion that frees no place.
 const NO_KEY: u32 = u32::MAX;
 
@@ -140,6 +145,9 @@ pub trait Feeder: Send + Sync {
         let _ = self.make_progress(true);
         false
     }
+    /// The program has polled without result, and sleeps now until input wakes it: sends what would have
+    /// waited for its next message.
+    fn rest(&self) {}
 }
 
 /// A completion queue: a bounded ring, and whether the next entry makes an event.
@@ -148,8 +156,12 @@ pub struct Cq {
     /// Entries in the ring; written under its lock, read without it.
     waiting: AtomicUsize,
     overflowed: AtomicBool,
+    /// A thread has the lock for ever.
+    abandoned: AtomicBool,
     /// Messages of some feeder complete before they have reached the peer's memory. A hint; it stays set.
     early: AtomicBool,
+    /// See [`Cq::is_looped`].
+    looped: AtomicBool,
     /// Gives each completion the time at which it was added, if the program wants to know.
     clock: Option<fn() -> u64>,
     /// Time at which the last polled completion was added.
@@ -256,7 +268,9 @@ impl Cq {
             }),
             waiting: AtomicUsize::new(0),
             overflowed: AtomicBool::new(false),
+            abandoned: AtomicBool::new(false),
             early: AtomicBool::new(false),
+            looped: AtomicBool::new(false),
             clock,
             polled_at: AtomicU64::new(0),
             cookie,
@@ -340,11 +354,25 @@ impl Cq {
             missed
         };
         if let Some(sink) = &self.completions {
-            sink.armed();
+            let looped = sink.armed();
+            if looped != self.looped.load(Ordering::Relaxed) {
+                self.looped.store(looped, Ordering::Relaxed);
+            }
             if missed {
                 sink.completion_event(self.cookie);
             }
         }
+    }
+
+    /// Makes an event, armed or not, although perhaps nothing has completed. (Programs expect such events:
+    /// what one announces may have been polled before it is taken.)
+    pub fn announce(&self) {
+        let Some(sink) = &self.completions else { return };
+        let mut inner = self.inner.lock();
+        inner.armed = Armed::No;
+        inner.announced |= !inner.ring.is_empty();
+        drop(inner);
+        sink.completion_event(self.cookie);
     }
 
     /// Changes the depth; refused when more entries wait than would fit.
@@ -355,6 +383,25 @@ impl Cq {
         }
         inner.depth = depth as usize;
         Ok(())
+    }
+
+    /// The lock, for a thread that serves queue pairs. `None`: a thread has it that has jumped out of
+    /// `ibv_poll_cq`, from the handler of a signal. The queue then stands still, as an adapter's does; the
+    /// other queues of the process go on.
+    #[cold]
+    fn wait_to_push(&self) -> Option<MutexGuard<'_, Inner, 22>> {
+        if self.abandoned.load(Ordering::Relaxed) {
+            return None;
+        }
+        // (Each of them, and not their sum: a process that is stopped, and goes on, misses one.)
+        let inner = (0..WAITS_TO_PUSH).find_map(|_| self.inner.try_lock_for(WAIT_TO_PUSH));
+        if inner.is_none() && !self.abandoned.swap(true, Ordering::Relaxed) {
+            tracing::error!(
+                "a completion queue is locked for ever: has a signal's handler jumped out of ibv_poll_cq? \
+                 Its queue pairs fail"
+            );
+        }
+        inner
     }
 
     /// Adds a completion. `solicited`: it completes a receive of a Send with Solicited Event.
@@ -369,7 +416,7 @@ impl Cq {
     /// are free.
     fn push_of(&self, key: u32, tail: u32, wc: Wc, solicited: bool) -> bool {
         let event = {
-            let mut inner = self.inner.lock();
+            let Some(mut inner) = self.inner.try_lock().or_else(|| self.wait_to_push()) else { return false };
             if inner.ring.len() >= inner.depth {
                 let first = !self.overflowed.swap(true, Ordering::Relaxed);
                 let depth = inner.depth;
@@ -510,6 +557,18 @@ impl Cq {
         }
     }
 
+    /// Input for this queue wakes a loop of the program, which waits for an event. A hint.
+    pub fn is_looped(&self) -> bool {
+        self.looped.load(Ordering::Relaxed)
+    }
+
+    /// What the source with this name receives may complete here; `None`: one that many queue pairs share.
+    pub fn fed_by(&self, source: Option<u64>) {
+        if let Some(sink) = &self.completions {
+            sink.fed_by(source);
+        }
+    }
+
     /// Whether only the system knows what this feeder waits for: its sockets. Otherwise a look at memory
     /// finds it.
     pub fn set_needs_system(&self, qpn: u32, needs: bool) {
@@ -552,6 +611,17 @@ impl Cq {
         match only {
             Some(one) => one.map_or(Coverage::Complete, |one| one.make_progress(in_earnest)),
             None => self.make_progress_of_many(direct, in_earnest),
+        }
+    }
+
+    /// As [`Self::make_progress`], for a program that sleeps now, and is woken by input.
+    pub fn rest(&self, direct: &Direct) {
+        let feeders = self.feeders.read();
+        if feeders.list.len() <= direct.few {
+            let some: SmallVec<[Arc<dyn Feeder>; 4]> =
+                feeders.list.iter().filter_map(|feeding| feeding.feeder.upgrade()).collect();
+            drop(feeders);
+            some.iter().for_each(|feeder| feeder.rest());
         }
     }
 

@@ -3,7 +3,7 @@
 //! another one. Which of the two it is, the initiator alone decides, so that no byte is ever on both.
 
 use std::sync::Arc;
-use std::sync::atomic::{Ordering, fence};
+use std::sync::atomic::Ordering;
 
 use uwarp_llp::link::{Caps, Kind};
 use uwarp_llp::memory::lane::{End, Lane};
@@ -96,9 +96,6 @@ impl Qp {
     ) -> Result<(), VerbsError> {
         let mut inner = self.inner.lock();
         let result = self.settle_locked(&mut inner, number, framing, caps, change);
-        if result.is_ok() {
-            self.pump(&mut inner, &Now::unread());
-        }
         self.release(inner);
         result
     }
@@ -207,7 +204,6 @@ impl Qp {
         seen.is_some()
     }
 
-    /// The caller pumps: it does not see what was received here, and leaves it without being acted on.
     fn settle_locked(
         &self,
         inner: &mut Inner,
@@ -241,6 +237,7 @@ impl Qp {
         let token = *registered.as_ref().unwrap_or(&conn.timer.token);
         link.set_name(token.0);
         mark(&link, inner.traffic_class);
+        self.shell.fed_by(Some(token));
         let (pump, timer) = (Pump::default(), Timer { token, at: None });
         if matches!(conn.settling, Settling::Asking { established: true, .. }) && !inner.destroyed {
             inner.notices.push_back(Notice::Established(conn.observer.clone()));
@@ -252,8 +249,7 @@ impl Qp {
             // Cannot be refused: any state may become the error state.
             let _ = inner.core.modify(&QpModify { state: Some(QpState::Err), ..QpModify::default() });
         }
-        // A look at the lane must not come before its name: what it misses is reported by that name.
-        fence(Ordering::SeqCst);
+        self.pump(inner, &Now::unread());
         Ok(())
     }
 }
