@@ -768,8 +768,8 @@ static bool has_as_many(const struct sample *a, const struct sample *b)
 	return a->fds == b->fds && a->threads == b->threads && a->watched == b->watched;
 }
 
-/* What is left when nothing is under way any more: what is not used (the socket over which two processes agree
- * to share memory) is closed after 2 s. */
+/* What is left when nothing is under way any more: what is not used (the socket over which two processes
+ * agree to share memory) is closed after 2 s. */
 static struct sample first_look(void)
 {
 	uint64_t end = now_ms() + LIMIT_MS, since = now_ms();

@@ -591,7 +591,8 @@ static long sleeps(pid_t tid)
 	return n;
 }
 
-/* One signal, once the thread has slept in the call, and another one only if that one has not ended the call. */
+/* One signal, once the thread has slept in the call, and another one only if that one has not ended the
+ * call. */
 static void *kicks(void *arg)
 {
 	struct kick *kick = arg;
