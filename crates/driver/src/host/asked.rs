@@ -377,8 +377,11 @@ impl Granted {
 
     /// The lane, if the initiator has used it. The caller settles the stream.
     pub(crate) fn take_used(&self) -> Option<End> {
-        let used = self.waiting.lock().as_ref().is_some_and(|(end, _)| end.is_used_by_peer());
-        if used { self.take().map(|(end, _)| end) } else { None }
+        if self.is_used() { self.take().map(|(end, _)| end) } else { None }
+    }
+
+    fn is_used(&self) -> bool {
+        self.waiting.lock().as_ref().is_some_and(|(end, _)| end.is_used_by_peer())
     }
 
     fn take(&self) -> Option<(End, Unsettled)> {
@@ -392,7 +395,9 @@ impl Granted {
 
 impl Source for Granted {
     fn ready(&self, _: Readiness) {
-        if let Some((end, unsettled)) = self.take() {
+        // It may be a report of the lane's earlier use.
+        let used = self.is_used().then(|| self.take()).flatten();
+        if let Some((end, unsettled)) = used {
             unsettled.settle(end);
         }
     }

@@ -83,9 +83,21 @@ impl Qp {
     /// Receives what is there. Returns whether there was anything: bytes, an end, an error.
     #[inline]
     pub(super) fn receive(&self, inner: &mut Inner, now: &Now) -> bool {
-        if inner.conn.as_ref().is_some_and(|conn| !conn.settling.is_over()) && !self.decide(inner) {
-            return false;
+        if inner.conn.as_ref().is_some_and(|conn| !conn.settling.is_over()) {
+            return self.receive_first(inner, now);
         }
+        self.receive_now(inner, now)
+    }
+
+    /// The link is not settled. As [`Self::receive`], and it is reported also if that has ended the stream.
+    #[cold]
+    fn receive_first(&self, inner: &mut Inner, now: &Now) -> bool {
+        let received = self.decide(inner) && self.receive_now(inner, now);
+        received || inner.core.has_action()
+    }
+
+    #[inline(always)]
+    fn receive_now(&self, inner: &mut Inner, now: &Now) -> bool {
         let Inner { core, conn: Some(conn), .. } = inner else { return false };
         let Conn { link, pump, parked, timer, .. } = conn;
         if self.hung_up.load(Ordering::Acquire) {

@@ -3,7 +3,7 @@
 //! another one. Which of the two it is, the initiator alone decides, so that no byte is ever on both.
 
 use std::sync::Arc;
-use std::sync::atomic::Ordering;
+use std::sync::atomic::{Ordering, fence};
 
 use uwarp_llp::link::{Caps, Kind};
 use uwarp_llp::memory::lane::{End, Lane};
@@ -96,6 +96,9 @@ impl Qp {
     ) -> Result<(), VerbsError> {
         let mut inner = self.inner.lock();
         let result = self.settle_locked(&mut inner, number, framing, caps, change);
+        if result.is_ok() {
+            self.pump(&mut inner, &Now::unread());
+        }
         self.release(inner);
         result
     }
@@ -204,6 +207,7 @@ impl Qp {
         seen.is_some()
     }
 
+    /// The caller pumps: it does not see what was received here, and leaves it without being acted on.
     fn settle_locked(
         &self,
         inner: &mut Inner,
@@ -248,7 +252,8 @@ impl Qp {
             // Cannot be refused: any state may become the error state.
             let _ = inner.core.modify(&QpModify { state: Some(QpState::Err), ..QpModify::default() });
         }
-        self.pump(inner, &Now::unread());
+        // A look at the lane must not come before its name: what it misses is reported by that name.
+        fence(Ordering::SeqCst);
         Ok(())
     }
 }
