@@ -224,3 +224,58 @@ fn where_little_is_left_the_stream_uses_tcp() {
         limited_server.stop();
     }
 }
+
+/// Where programs are contained in some way: memory wherever a descriptor can be passed, and otherwise TCP
+/// with the reason. (Docker's network namespaces are others; then the ends are not of one host.)
+#[test]
+fn containers_share_memory_or_step_aside() {
+    let script = PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("py/contained.py");
+    let filter = &*format!("/usr/bin/python3 {}", script.display());
+    // The filter is the container's, and the program is not its first; or it is.
+    let inside = &*format!("{filter} sh -c '\"$@\"; exit $?' sh");
+    let pid = "unshare -p --fork --kill-child --mount-proc";
+    let [container, first] = [inside, filter].map(|front| format!("{pid} {front}"));
+    let [two, user_and_pid] =
+        [format!("{pid} {filter} {filter}"), "unshare -Urp --fork --kill-child --mount-proc".to_owned()];
+    let with_shm = |shm: &str| format!("unshare -m sh -c '{shm} && exec \"$@\"' sh");
+    let (no_shm, small_shm) =
+        (&*with_shm("umount -l /dev/shm"), &*with_shm("mount -t tmpfs -o size=64k none /dev/shm"));
+    let (shares, sandbox, other) = ("", "a sandbox of its own", "belongs to another user");
+    for (name, server_in, client_in, why) in [
+        ("one filter for both", inside, inside, shares),
+        ("a filter for one", "", inside, shares),
+        ("a container each", &container, &container, shares),
+        ("a container's first program", &first, &first, shares),
+        ("a container, and a program outside", &first, "", shares),
+        ("a filter of its own", "", filter, sandbox),
+        ("a responder with a filter of its own", filter, "", "memory was not offered"),
+        ("a first program with a second filter", "", &two, sandbox),
+        ("another PID namespace", pid, "", shares),
+        ("no /dev/shm", no_shm, no_shm, shares),
+        ("a /dev/shm of 64 KiB", small_shm, small_shm, shares),
+        ("a user namespace", "", "unshare -Ur", shares),
+        ("a user namespace each", "unshare -Ur", "unshare -Ur", shares),
+        ("a user namespace that knows no user", "", "unshare -U", other),
+        ("a user namespace and a PID namespace", &user_and_pid, &user_and_pid, shares),
+    ] {
+        for link in if why.is_empty() { &["memory"][..] } else { &["memory", "auto"] } {
+            let port = free_port();
+            let contained = |front: &str, cmd: Cmd| {
+                let shell = ["sh", "-c", &format!("exec {front} \"$@\""), "sh"].map(Into::into);
+                over(cmd, link).behind(if front.is_empty() { Vec::new() } else { shell.to_vec() })
+            };
+            let server = pair::serve(&contained(server_in, server(port)), port).unwrap();
+            let said = contained(client_in, client(port, 3)).run().unwrap();
+            let server = server.stop();
+            let pings = said.stdout.contains("ping data");
+            assert_eq!(
+                pings,
+                *link == "auto" || why.is_empty(),
+                "{name}, {link}: {}\n{}",
+                said.text(),
+                server.text()
+            );
+            assert!(*link == "auto" || said.text().contains(why), "{name}: {}", said.text());
+        }
+    }
+}

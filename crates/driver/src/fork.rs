@@ -160,7 +160,7 @@ extern "C" fn child() {
         // SAFETY: closes this process's copy; the parent's stays open, so no connection is shut down. Nothing
         // here uses the descriptor again: calls on what the parent has made fail, and what is made here has
         // descriptors of its own.
-        unsafe { libc::close(fd) };
+        unsafe { rustix::io::close(fd) };
     }
 }
 

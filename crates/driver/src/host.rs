@@ -41,6 +41,7 @@ use uwarp_proto::setup::{Host, HostKey, Negotiated};
 use uwarp_rnic::mr::random_u32;
 
 use crate::config::{Config, LinkChoice};
+use crate::credentials::Credentials;
 use crate::engine::Engine;
 use crate::lanes::Lanes;
 use crate::nic::Nic;
@@ -249,8 +250,8 @@ fn name(incarnation: &[u8; 16]) -> Result<SocketAddrUnix, Errno> {
 /// is nobody's.)
 fn is_same_user(socket: impl AsFd) -> bool {
     const OVERFLOW: u32 = 65534;
-    let uid = rustix::net::sockopt::socket_peercred(socket).map(|peer| peer.uid.as_raw());
-    uid.is_ok_and(|uid| uid == rustix::process::geteuid().as_raw() && uid != OVERFLOW)
+    let peer = Credentials::of_peer(socket);
+    peer.is_some_and(|peer| peer.uid == rustix::process::geteuid().as_raw() && peer.uid != OVERFLOW)
 }
 
 /// Whether other processes of the user must not read this one's memory: then it shares none.
@@ -260,7 +261,9 @@ fn is_sandboxed() -> bool {
     !is_dumpable || crate::has_more_rights_than_its_caller() || has_filters_of_its_own()
 }
 
-/// Whether the process has system call filters beyond those of its parent. A container's belong to both.
+/// Whether the process has system call filters beyond those of its parent. A container's belong to both. The
+/// parent of who is started in a container from outside cannot be seen: the container's first process stands
+/// for it, and that one has the filter with which the runtimes begin a container, and no more.
 fn has_filters_of_its_own() -> bool {
     let filters = |pid: &str| -> Option<u32> {
         let status = std::fs::read_to_string(format!("/proc/{pid}/status")).ok()?;
@@ -268,8 +271,12 @@ fn has_filters_of_its_own() -> bool {
         line.trim().parse().ok()
     };
     let Some(own @ 1..) = filters("self") else { return false };
-    let parent = rustix::process::getppid().map(|pid| pid.as_raw_nonzero().to_string());
-    parent.and_then(|pid| filters(&pid)).is_none_or(|parents| own > parents)
+    let inherited = match rustix::process::getppid() {
+        Some(parent) => filters(&parent.as_raw_nonzero().to_string()),
+        None if rustix::process::getpid().is_init() => Some(1),
+        None => filters("1"),
+    };
+    inherited.is_none_or(|inherited| own > inherited)
 }
 
 /// Sends one message with descriptors. Never waits.

@@ -12,7 +12,7 @@
 //! * [`channel`]: event queues with a descriptor; a thread that blocks on one sleeps on the sockets.
 //! * `watchdog`: how the background thread notices that polling has stopped.
 //! * [`nic`]: the device: limits, addresses; `qpn`: the registry of queue pair numbers.
-//! * [`stat`]: what `uwarp stat` sees.
+//! * [`stat`]: what `uwarp stat` sees. [`credentials`]: who asks, there and of a neighbour of the host.
 //! * [`config`]: the environment. [`address`], [`netdev`]: the host. [`devices`]: which devices programs see.
 //!   [`port`]: what a device's port consists of, and when that changes.
 //! * `held`: datagrams that wait a moment for more; `proofs`: those that prove a queue pair's number.
@@ -36,6 +36,7 @@ mod attended;
 mod background;
 pub mod channel;
 pub mod config;
+pub mod credentials;
 pub mod devices;
 pub mod engine;
 pub mod event_loop;

@@ -21,6 +21,7 @@ use uwarp_process::Mutex;
 use uwarp_rnic::qp::{Counters, Drops, QpState, Snapshot};
 
 use crate::config::Config;
+use crate::credentials::Credentials;
 use crate::engine::Engine;
 use crate::nic::Nic;
 use crate::pair::{QueuePair, WeakQueuePair};
@@ -174,8 +175,8 @@ impl Listener {
 
     fn accept(&self, nic: &Arc<Nic>) -> Result<(), Errno> {
         let fd = net::accept_with(&self.fd, SocketFlags::CLOEXEC | SocketFlags::NONBLOCK)?;
-        let same_user = net::sockopt::socket_peercred(&fd)
-            .is_ok_and(|peer| peer.uid == rustix::process::getuid() || peer.uid.is_root());
+        let same_user = Credentials::of_peer(&fd)
+            .is_some_and(|peer| peer.uid == rustix::process::getuid().as_raw() || peer.uid == 0);
         let mut readers = self.readers.lock();
         let Some(me) = self.me.upgrade().filter(|_| same_user && *readers < MOST_READERS) else {
             return Ok(());

@@ -2,16 +2,18 @@
 
 mod common;
 
+use std::os::linux::fs::MetadataExt as _;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use common::{End, LIMIT, sockets, to, uwarp};
 use uwarp_driver::{Rtr, StreamParams};
-use uwarp_llp::Link;
+use uwarp_llp::link::Counts;
 use uwarp_llp::memory::board::PeerBoard;
 use uwarp_llp::memory::lane::{self, Lane};
 use uwarp_llp::memory::pair::{Bell, Pair};
 use uwarp_llp::memory::slab::Slab;
+use uwarp_llp::{Link, LowerLayer as _};
 use uwarp_process::Descriptor;
 use uwarp_proto::framing::Framing;
 use uwarp_rnic::qp::QpState;
@@ -196,5 +198,37 @@ fn lanes_are_used_again() {
             assert!(Instant::now() < end, "round {round}: a lane is not left");
             std::thread::sleep(Duration::from_micros(100));
         }
+    }
+}
+
+/// 10,000 connections idle most of the time: a ring that is empty some seconds after its use costs nothing.
+#[test]
+fn an_empty_ring_gives_its_pages_back() {
+    let (made, fd) = Slab::create(Arc::new(Pair::default())).unwrap();
+    let (kept, pair) = (std::fs::File::from(fd.try_clone().unwrap()), Arc::new(Pair::default()));
+    let opened = Slab::open(fd, pair).unwrap();
+    let pages = || kept.metadata().unwrap().st_blocks() * 512 / 4096;
+    let (a, b) = sockets();
+    let lane = |slab: &Arc<Slab>, socket: std::net::TcpStream| {
+        let mut end = lane::End::new(slab.clone(), 0);
+        end.agreed();
+        Lane::new(end, Descriptor::new(socket.into()))
+    };
+    let (mut a, mut b) = (lane(&made, a), lane(&opened, b));
+    let before = pages();
+    let mut buffer = vec![0; 100_000];
+    for round in 0..3 {
+        assert_eq!(a.send_bytes(&buffer), Ok(buffer.len()));
+        a.flush(Counts::default(), 0);
+        assert!(pages() >= before + 24, "{} pages", pages());
+        assert!(a.answers().is_some_and(|answers| !answers.all));
+        assert!(pages() >= before + 24, "what was not taken is kept, round {round}");
+        let mut left = buffer.len();
+        while left > 0 {
+            left -= b.receive(&mut buffer[..left]).unwrap().bytes;
+            b.flush(Counts::default(), 0);
+        }
+        assert!(a.answers().is_some_and(|answers| answers.all));
+        assert_eq!(pages(), before, "round {round}");
     }
 }

@@ -141,25 +141,17 @@ pub fn set_traffic_class(fd: BorrowedFd<'_>, peer: SocketAddr, class: u8) -> Res
 /// it.
 pub fn emss(fd: impl AsFd) -> Option<u32> {
     let mut value: libc::c_int = 0;
-    let mut len = size_of::<libc::c_int>() as libc::socklen_t;
-    // SAFETY: `value` and `len` are valid for writes of the sizes given.
-    let rc = unsafe {
-        libc::getsockopt(
-            fd.as_fd().as_raw_fd(),
-            libc::IPPROTO_TCP,
-            libc::TCP_MAXSEG,
-            (&raw mut value).cast(),
-            &raw mut len,
-        )
-    };
-    (rc == 0).then(|| u32::try_from(value).ok()).flatten().filter(|v| *v > 0)
+    // SAFETY: one int.
+    let known = unsafe { option(fd.as_fd(), libc::TCP_MAXSEG, &mut value) };
+    known.then(|| u32::try_from(value).ok()).flatten().filter(|v| *v > 0)
 }
 
 /// Bytes sent that the peer's TCP has not acknowledged: all that can be, if the system does not say.
 pub fn unacknowledged(fd: impl AsFd) -> usize {
     let mut value: libc::c_int = 0;
     // SAFETY: TIOCOUTQ (SIOCOUTQ) writes one int.
-    let rc = unsafe { libc::ioctl(fd.as_fd().as_raw_fd(), libc::TIOCOUTQ, &raw mut value) };
+    let rc =
+        unsafe { libc::syscall(libc::SYS_ioctl, fd.as_fd().as_raw_fd(), libc::TIOCOUTQ, &raw mut value) };
     if rc == 0 { usize::try_from(value).unwrap_or(0) } else { usize::MAX }
 }
 
@@ -169,7 +161,7 @@ pub fn unsent(fd: impl AsFd) -> usize {
     const SIOCOUTQNSD: libc::c_ulong = 0x894B;
     let mut value: libc::c_int = 0;
     // SAFETY: SIOCOUTQNSD writes one int.
-    let rc = unsafe { libc::ioctl(fd.as_fd().as_raw_fd(), SIOCOUTQNSD as _, &raw mut value) };
+    let rc = unsafe { libc::syscall(libc::SYS_ioctl, fd.as_fd().as_raw_fd(), SIOCOUTQNSD, &raw mut value) };
     if rc == 0 { usize::try_from(value).unwrap_or(0) } else { 0 }
 }
 
@@ -207,18 +199,21 @@ pub fn retransmits(fd: BorrowedFd<'_>) -> u64 {
 fn info(fd: BorrowedFd<'_>) -> Option<libc::tcp_info> {
     // SAFETY: plain data, of which all zeros are valid.
     let mut info: libc::tcp_info = unsafe { std::mem::zeroed() };
-    let mut len = size_of::<libc::tcp_info>() as libc::socklen_t;
-    // SAFETY: `info` and `len` are valid for writes of the sizes given; an older or newer system writes less.
-    let rc = unsafe {
-        libc::getsockopt(
-            fd.as_raw_fd(),
-            libc::IPPROTO_TCP,
-            libc::TCP_INFO,
-            (&raw mut info).cast(),
-            &raw mut len,
-        )
-    };
-    (rc == 0).then_some(info)
+    // SAFETY: plain data; an older or newer system writes less.
+    unsafe { option(fd, libc::TCP_INFO, &mut info) }.then_some(info)
+}
+
+/// Asks the system itself, as all calls here do: a program's own `getsockopt` or `ioctl`, or that of the
+/// sockets library, may take the number for another descriptor.
+///
+/// # Safety
+/// The value is plain data: whatever the system writes is valid.
+unsafe fn option<T>(fd: BorrowedFd<'_>, name: libc::c_int, value: &mut T) -> bool {
+    let (fd, level) = (fd.as_raw_fd(), libc::IPPROTO_TCP);
+    let mut len = size_of::<T>() as libc::socklen_t;
+    let (value, len) = (std::ptr::from_mut(value), &raw mut len);
+    // SAFETY: `value` and `len` are valid for writes of the sizes given.
+    unsafe { libc::syscall(libc::SYS_getsockopt, fd, level, name, value, len) == 0 }
 }
 
 /// A peer from which nothing has arrived for this time is probed, at this interval; after this many probes

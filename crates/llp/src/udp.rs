@@ -544,8 +544,9 @@ pub(crate) fn set_option<T: Copy>(
     value: T,
 ) -> Result<(), Errno> {
     let len = size_of::<T>() as libc::socklen_t;
+    let (fd, value) = (fd.as_raw_fd(), &raw const value);
     // SAFETY: the value is plain data of the length given, and only read.
-    let rc = unsafe { libc::setsockopt(fd.as_raw_fd(), level, name, (&raw const value).cast(), len) };
+    let rc = unsafe { libc::syscall(libc::SYS_setsockopt, fd, level, name, value, len) };
     if rc == 0 { Ok(()) } else { Err(last_error()) }
 }
 

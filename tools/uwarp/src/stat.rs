@@ -16,6 +16,7 @@ use rustix::io::Errno;
 use rustix::net::{self, AddressFamily, SocketAddrUnix, SocketFlags, SocketType};
 use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value};
+use uwarp_driver::credentials::Credentials;
 
 use crate::cli::StatArgs;
 use crate::{complain, table};
@@ -256,11 +257,11 @@ fn query(pid: u32, name: &str) -> Option<Process> {
         }
         Err(_) => return None,
     };
-    let credentials = rustix::net::sockopt::socket_peercred(&socket).ok()?;
-    if credentials.uid != rustix::process::getuid() {
+    let peer = Credentials::of_peer(&socket)?;
+    if peer.uid != rustix::process::getuid().as_raw() {
         return None;
     }
-    let pid = u32::try_from(credentials.pid.as_raw_nonzero().get()).ok()?;
+    let pid = peer.pid?;
     let command = command(pid)?;
     socket.set_read_timeout(Some(PATIENCE)).ok()?;
     let answer = read(socket).map_err(|error| match error.kind() {

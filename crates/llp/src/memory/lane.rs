@@ -398,9 +398,13 @@ impl LowerLayer for Lane {
         self.over.or(closed).or_else(|| tcp::ended(self.tcp.as_fd()))
     }
 
-    /// The end of the peer's process is reported, so nothing is doubtful.
+    /// The end of the peer's process is reported, so nothing is doubtful. Asked some seconds after bytes were
+    /// sent: a ring that is empty then gives its pages back, since the stream may idle from now on.
     fn answers(&self) -> Option<Answers> {
         let all = self.unacknowledged() == 0;
+        if all {
+            self.end.slab.clear(self.end.slab.side(), self.end.lane);
+        }
         Some(Answers { all, held: false, doubtful: false, last: Duration::ZERO })
     }
 
