@@ -35,9 +35,11 @@ static bool cq_event(struct side *side, struct ibv_cq *cq, int ms)
 	struct ibv_cq *got;
 	void *context;
 
-	if (!readable(side->cc->fd, ms))
-		return false;
-	MUST(ibv_get_cq_event(side->cc, &got, &context) == 0);
+	/* A descriptor that does not block may be readable without an event. */
+	do {
+		if (!readable(side->cc->fd, ms))
+			return false;
+	} while (ibv_get_cq_event(side->cc, &got, &context) != 0 && errno == EAGAIN);
 	MUST(got == cq && context == side);
 	ibv_ack_cq_events(got, 1);
 	return true;

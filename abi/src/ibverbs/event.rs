@@ -145,6 +145,12 @@ impl CompletionSink for CompletionEvents {
             self.channel.armed(cq);
         }
     }
+
+    fn fed_by(&self, source: Option<u64>) {
+        if let Some(cq) = self.cq.get() {
+            self.channel.fed_by(source, cq);
+        }
+    }
 }
 
 /// The next cookie, if there is one; `first` as [`wait`] gives it.

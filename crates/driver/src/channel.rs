@@ -11,11 +11,12 @@ use uwarp_rnic::Cq;
 use uwarp_rnic::cq::Coverage;
 
 use crate::background::in_background;
-use crate::engine::Engine;
+use crate::engine::{Beside, Engine};
 use crate::fork::{self, SignalsAsleep};
 use crate::progress::{DIRECT, Lead, Spinning};
+use crate::source::Token;
 use crate::sync::{AtomicBool, Mutex, MutexGuard, Ordering, spin_loop, thread_local};
-use crate::sys::{self, Bell};
+use crate::sys::{self, Bell, Watch};
 
 /// Why no event was returned.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -34,6 +35,19 @@ struct Queue {
     raised: bool,
     /// `None`: the channel is closed.
     bell: Option<Bell>,
+    /// What the program sees: the bell in an epoll instance, which says nothing of room to write, as the
+    /// system's channels do not. `None`: the program never sees it, or the channel is closed.
+    watch: Option<Arc<Watch>>,
+}
+
+/// The sources whose input may become events here.
+#[derive(Default)]
+struct Feeds {
+    /// With the completion queue of each. Some of them may be gone.
+    all: Vec<(Token, Weak<Cq>)>,
+    /// The system does not report one of them; or the program has changed from a non-blocking descriptor to
+    /// a blocking one, for which readable means that an event is there.
+    never: bool,
 }
 
 /// Which signals end a call that waits.
@@ -68,6 +82,14 @@ pub struct Channel {
     fd: RawFd,
     /// The program knows the descriptor, and may make it non-blocking.
     shown: bool,
+    /// The sockets themselves make the descriptor readable, and the program's calls serve them: it is
+    /// non-blocking, so it may be readable without an event. Written under the lock of `feeds`.
+    own: AtomicBool,
+    /// Some of what feeds it has no descriptor: bells call the program.
+    called: AtomicBool,
+    /// As `own`, since the last call that blocked.
+    was_own: AtomicBool,
+    feeds: Mutex<Feeds, 23>,
     /// A thread that blocks on this channel sleeps on the sockets.
     leading: AtomicBool,
     /// The completion queue that was armed last; a short look receives directly from its sockets.
@@ -122,13 +144,22 @@ impl Channel {
 
     fn with(engine: &Arc<Engine>, shown: bool) -> Result<Arc<Self>, Errno> {
         let bell = Bell::new(false)?;
-        let fd = bell.fd();
-        fork::track(fd);
+        let watch = if shown { Some(Arc::new(Watch::new()?)) } else { None };
+        if let Some(watch) = &watch {
+            watch.add_bell(&bell, Token::WAKE.0)?;
+            fork::track(watch.fd());
+        }
+        fork::track(bell.fd());
+        let fd = watch.as_ref().map_or(bell.fd(), |watch| watch.fd());
         Ok(Arc::new(Self {
             engine: engine.clone(),
-            queue: Mutex::new(Queue { events: VecDeque::new(), raised: false, bell: Some(bell) }),
+            queue: Mutex::new(Queue { events: VecDeque::new(), raised: false, bell: Some(bell), watch }),
             fd,
             shown,
+            own: AtomicBool::new(false),
+            was_own: AtomicBool::new(false),
+            called: AtomicBool::new(false),
+            feeds: Mutex::default(),
             leading: AtomicBool::new(false),
             armed: Mutex::default(),
             attended: AtomicBool::new(false),
@@ -146,10 +177,12 @@ impl Channel {
     /// Closes the descriptor, although objects still report here, and take back what they have reported. Not
     /// while a thread waits.
     pub fn close(&self) {
-        let bell = self.queue.lock().bell.take();
-        if bell.is_some() {
-            fork::untrack(self.fd);
-        }
+        let mut queue = self.queue.lock();
+        let (bell, watch) = (queue.bell.take(), queue.watch.take());
+        drop(queue);
+        watch.iter().for_each(|watch| self.call_no_more(watch));
+        bell.iter().for_each(|bell| fork::untrack(bell.fd()));
+        watch.iter().for_each(|watch| fork::untrack(watch.fd()));
     }
 
     /// Queues an event.
@@ -328,8 +361,13 @@ impl Channel {
         }
         if self.shown && fork::nonblocking(self.fd()) {
             self.engine.held.will_wait();
-            self.engine.poll_once();
+            self.serve_here();
             return if self.is_empty() { Err(ChannelError::WouldBlock) } else { Ok(true) };
+        }
+        self.leave_to_others();
+        if self.was_own.load(Ordering::Relaxed) && self.was_own.swap(false, Ordering::Relaxed) {
+            // `poll` may have told the program that it need not wait.
+            self.announce();
         }
         self.engine.held.will_wait();
         self.attended.store(true, Ordering::Relaxed);
@@ -386,8 +424,137 @@ impl Channel {
         }
         drop(armed);
         self.engine.held.will_wait();
-        if self.waits_elsewhere.load(Ordering::Relaxed) {
+        if !self.waits_elsewhere.load(Ordering::Relaxed) && !self.own.load(Ordering::Relaxed) {
+            return;
+        }
+        if self.shown && self.may_be_own() && fork::nonblocking(self.fd()) && self.becomes_own() {
+            self.engine.note_own_loop(self.engine.now());
+            if self.called.load(Ordering::Relaxed) {
+                self.engine.own_loop_sleeps();
+            }
+        } else {
+            self.leave_to_others();
             self.engine.hand_over();
+        }
+    }
+
+    /// Input of this source, by name, may become events here. `None`: of one that many queue pairs share, so
+    /// that its input would wake the loops of all of them.
+    pub fn fed_by(&self, source: Option<u64>, cq: &Weak<Cq>) {
+        if !self.shown {
+            return;
+        }
+        let mut feeds = self.feeds.lock();
+        let Some(token) = source.map(Token) else { return self.disown(&mut feeds) };
+        if feeds.all.len() == feeds.all.capacity() {
+            feeds.all.retain(|(token, _)| self.engine.find(*token).is_some());
+        }
+        feeds.all.push((token, cq.clone()));
+        if self.own.load(Ordering::Relaxed) && !(self.watches(token) && self.is_called()) {
+            self.disown(&mut feeds);
+        }
+    }
+
+    /// Whether bells call the program, if that is needed.
+    fn is_called(&self) -> bool {
+        if !self.called.load(Ordering::Relaxed) {
+            return true;
+        }
+        let watch = self.queue.lock().watch.clone();
+        watch.is_some_and(|watch| self.engine.call_to(&watch))
+    }
+
+    /// The same, for the program's thread.
+    fn is_called_here(&self) -> bool {
+        let here = || BLOCKED_ON.with(|on| std::ptr::from_ref(on).addr());
+        !self.called.load(Ordering::Relaxed) || self.engine.own.may_serve(here()) && self.is_called()
+    }
+
+    /// Whether the program's loop may be left to serve what it waits for.
+    fn may_be_own(&self) -> bool {
+        self.own.load(Ordering::Relaxed) || !self.feeds.lock().never
+    }
+
+    fn watches(&self, token: Token) -> bool {
+        let Some(watch) = self.queue.lock().watch.clone() else { return false };
+        let beside = self.engine.watch_beside(token, &watch);
+        if beside == Beside::Raised {
+            self.called.store(true, Ordering::Relaxed);
+        }
+        beside != Beside::Cannot
+    }
+
+    /// The descriptor is non-blocking: from now on the sockets make it readable. Returns whether that can be.
+    fn becomes_own(&self) -> bool {
+        if self.own.load(Ordering::Relaxed) && self.is_called_here() {
+            return true;
+        }
+        let mut feeds = self.feeds.lock();
+        if !feeds.all.iter().all(|(token, _)| self.watches(*token)) || !self.is_called_here() {
+            self.disown(&mut feeds);
+        }
+        self.own.store(!feeds.never, Ordering::Relaxed);
+        if !feeds.never {
+            self.was_own.store(true, Ordering::Relaxed);
+        }
+        !feeds.never
+    }
+
+    /// The background thread serves the sockets, as for a program that may block.
+    fn leave_to_others(&self) {
+        if self.own.load(Ordering::Relaxed) {
+            self.disown(&mut self.feeds.lock());
+            self.engine.hand_over();
+        }
+    }
+
+    /// Makes an event, if there is none and the program has a completion queue.
+    fn announce(&self) {
+        if !self.is_empty() {
+            return;
+        }
+        let last = self.armed.lock().upgrade();
+        let other = || self.feeds.lock().all.iter().find_map(|(_, cq)| cq.upgrade());
+        let cq = last.or_else(other);
+        cq.iter().for_each(|cq| cq.announce());
+    }
+
+    fn disown(&self, feeds: &mut Feeds) {
+        feeds.never = true;
+        self.own.store(false, Ordering::Relaxed);
+        let watch = self.queue.lock().watch.clone();
+        if let Some(watch) = watch {
+            feeds.all.iter().for_each(|(token, _)| self.engine.watch_alone(*token, &watch));
+            self.call_no_more(&watch);
+        }
+    }
+
+    fn call_no_more(&self, watch: &Arc<Watch>) {
+        if self.called.load(Ordering::Relaxed) {
+            self.engine.call_no_more(watch);
+            self.engine.own_loop_wakes();
+        }
+    }
+
+    /// Makes progress in a call on a non-blocking descriptor.
+    fn serve_here(&self) {
+        let watch = self.own.load(Ordering::Relaxed).then(|| self.queue.lock().watch.clone()).flatten();
+        let Some(watch) = watch else {
+            self.engine.poll_once();
+            if self.may_be_own() {
+                self.waits_elsewhere.store(true, Ordering::Relaxed);
+            }
+            return;
+        };
+        BLOCKED_ON.with(|on| on.set(BlockedOn::Looking(self.address())));
+        self.engine.serve_beside(&watch);
+        BLOCKED_ON.with(|on| on.set(BlockedOn::Nothing));
+        // If the program sleeps now, it polls no more what it polled in earnest.
+        if self.is_empty() {
+            self.engine.unpark();
+            if self.called.load(Ordering::Relaxed) {
+                self.engine.own_loop_sleeps();
+            }
         }
     }
 

@@ -5,7 +5,7 @@
 use std::collections::BTreeSet;
 use std::io;
 use std::os::fd::{AsRawFd as _, RawFd};
-use std::sync::Arc;
+use std::sync::{Arc, Weak};
 use std::time::{Duration, Instant};
 
 use rustc_hash::FxHashMap;
@@ -13,10 +13,13 @@ use rustix::io::Errno;
 use slab::Slab;
 use uwarp_llp::carrier;
 
+use crate::event_loop::OwnLoops;
 use crate::fork::{self, Birth, Uncancelled};
 use crate::held::Held;
 use crate::lost_leads::{self, LostLeads};
-use crate::progress::{Around, CurrentLead, CurrentMode, LEAD, LastPoll, Mode, Nanos, Pace, nanos};
+use crate::progress::{
+    Around, CurrentLead, CurrentMode, LEAD, LastPoll, Mode, NAP_BESIDE_LEADS, Nanos, Pace, nanos,
+};
 use crate::raised::{Asleep, Raised};
 use crate::source::{Interest, Readiness, Source, Token};
 use crate::sync::{AtomicBool, AtomicU8, AtomicU64, Mutex, OnceLock, Ordering, RwLock};
@@ -27,6 +30,10 @@ struct Slot {
     token: Token,
     source: Arc<dyn Source>,
     reports: Reports,
+    /// What else reports its descriptor: see [`Engine::watch_beside`].
+    beside: Vec<Weak<Watch>>,
+    /// It is rung for what no descriptor reports.
+    rung: bool,
 }
 
 /// How the engine learns that a source is ready.
@@ -48,6 +55,32 @@ impl Slot {
             Reports::System(fd, _) | Reports::Both(fd) => Some(fd),
             Reports::Itself | Reports::Never => None,
         }
+    }
+
+    /// Returns whether `watch` reports its descriptor, too, from now on.
+    fn report_to(&mut self, watch: &Arc<Watch>) -> bool {
+        let Reports::System(fd, interest) = self.reports else { return false };
+        self.beside.retain(|other| other.strong_count() > 0);
+        if self.beside.iter().any(|other| other.as_ptr() == Arc::as_ptr(watch)) {
+            return true;
+        }
+        let added = watch.add(fd, self.token.0, interest).is_ok();
+        if added {
+            self.beside.push(Arc::downgrade(watch));
+        }
+        added
+    }
+
+    fn report_no_more(&mut self, watch: &Arc<Watch>) {
+        let before = self.beside.len();
+        self.beside.retain(|other| other.as_ptr() != Arc::as_ptr(watch));
+        if let Some(fd) = self.fd().filter(|_| self.beside.len() != before) {
+            let _ = watch.delete(fd);
+        }
+    }
+
+    fn beside(&self) -> impl Iterator<Item = Arc<Watch>> {
+        self.beside.iter().filter_map(Weak::upgrade)
     }
 }
 
@@ -101,6 +134,23 @@ pub struct Engine {
     pub(crate) settle: OnceLock<Box<dyn Fn() + Send + Sync>>,
     /// The last lead was that of an event loop.
     pub(crate) loops: AtomicBool,
+    /// When a thread of an event loop that serves its own sockets last looked at all of them.
+    looked_around: AtomicU64,
+    /// What reports the bells to such a thread.
+    home: Mutex<Weak<Watch>, 28>,
+    pub(crate) own: OwnLoops,
+}
+
+/// What came of [`Engine::watch_beside`].
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Beside {
+    Watched,
+    /// No descriptor reports this source: see [`Engine::call_to`].
+    Raised,
+    /// The system has refused it.
+    Cannot,
+    /// There is no such source any more.
+    Gone,
 }
 
 /// Stages of [`Engine::request_exit`].
@@ -157,6 +207,9 @@ impl Engine {
             exit: AtomicU8::new(RUNNING),
             settle: OnceLock::new(),
             loops: AtomicBool::new(false),
+            looked_around: AtomicU64::new(0),
+            home: Mutex::default(),
+            own: OwnLoops::default(),
         };
         engine.held.set_token(engine.new_token(engine.held.clone()));
         Ok(engine)
@@ -236,7 +289,7 @@ impl Engine {
         let mut sources = self.sources.write();
         let entry = sources.vacant_entry();
         let token = Token::new(entry.key(), generation);
-        entry.insert(Slot { token, source, reports });
+        entry.insert(Slot { token, source, reports, beside: Vec::new(), rung: false });
         token
     }
 
@@ -255,9 +308,110 @@ impl Engine {
     pub fn deregister(&self, token: Token) {
         let slot = self.remove(token);
         self.set_timer(token, None);
-        if let Some(fd) = slot.and_then(|slot| slot.fd()) {
+        if let Some((slot, fd)) = slot.and_then(|slot| slot.fd().map(|fd| (slot, fd))) {
             // Fails only when the descriptor is closed already, or parked.
             let _ = self.epoll.delete(fd);
+            slot.beside().for_each(|watch| _ = watch.delete(fd));
+        }
+    }
+
+    /// From now on `watch`, which the program waits for, reports this source's descriptor, too, under the
+    /// same name; at once if it is ready.
+    pub(crate) fn watch_beside(&self, token: Token, watch: &Arc<Watch>) -> Beside {
+        let mut sources = self.sources.write();
+        let Some(slot) = sources.get_mut(token.index()).filter(|s| s.token == token) else {
+            return Beside::Gone;
+        };
+        if matches!(slot.reports, Reports::Itself | Reports::Both(_)) {
+            return Beside::Raised;
+        }
+        if slot.report_to(watch) { Beside::Watched } else { Beside::Cannot }
+    }
+
+    /// As [`Self::register_input`], for a bell: whoever makes sources ready that no descriptor reports rings it
+    /// if a thread has announced its sleep.
+    pub(crate) fn register_bell(&self, fd: RawFd, source: Arc<dyn Source>) -> io::Result<Token> {
+        let token = self.register_for(fd, source, Interest::Input)?;
+        let mut sources = self.sources.write();
+        if let Some(slot) = sources.get_mut(token.index()).filter(|s| s.token == token) {
+            slot.rung = true;
+            let home = self.home.lock().upgrade();
+            home.iter().for_each(|home| _ = slot.report_to(home));
+        }
+        Ok(token)
+    }
+
+    /// From now on `watch`, which the program waits for, reports the bells, until another one does. Returns
+    /// whether it does.
+    pub(crate) fn call_to(&self, watch: &Arc<Watch>) -> bool {
+        let is_home = |home: &Weak<Watch>| home.as_ptr() == Arc::as_ptr(watch);
+        if is_home(&self.home.lock()) {
+            return true;
+        }
+        let mut sources = self.sources.write();
+        let mut home = self.home.lock();
+        if home.strong_count() > 0 {
+            // Its loop serves the sources of all channels.
+            return true;
+        }
+        *home = Arc::downgrade(watch);
+        let added = watch.add_rings(&self.wake, Token::CALL.0).is_ok();
+        added && sources.iter_mut().filter(|(_, slot)| slot.rung).all(|(_, slot)| slot.report_to(watch))
+    }
+
+    /// Takes [`Self::call_to`] back.
+    pub(crate) fn call_no_more(&self, watch: &Arc<Watch>) {
+        let mut sources = self.sources.write();
+        let mut home = self.home.lock();
+        if home.as_ptr() == Arc::as_ptr(watch) {
+            *home = Weak::new();
+            let _ = watch.delete(self.wake.fd());
+            for (_, slot) in sources.iter_mut().filter(|(_, slot)| slot.rung) {
+                slot.report_no_more(watch);
+            }
+        }
+    }
+
+    /// Takes [`Self::watch_beside`] back.
+    pub(crate) fn watch_alone(&self, token: Token, watch: &Arc<Watch>) {
+        let mut sources = self.sources.write();
+        if let Some(slot) = sources.get_mut(token.index()).filter(|s| s.token == token) {
+            slot.report_no_more(watch);
+        }
+    }
+
+    /// Serves what this watch reports now, and timers that have expired, for a thread of an event loop; from
+    /// time to time also all other sources, for which the background thread leaves it the time.
+    pub(crate) fn serve_beside(&self, watch: &Watch) {
+        let (mut uncancelled, mut called) = (None, false);
+        // EINTR on a wait without timeout is harmless.
+        let _ = watch.wait(Some(Duration::ZERO), |name, readiness| {
+            let token = Token(name);
+            // The channel's bell has told the program that there is an event.
+            if token != Token::WAKE {
+                called = true;
+                uncancelled.get_or_insert_with(Uncancelled::begin);
+                if let Some(source) = self.find(token) {
+                    source.ready(readiness);
+                }
+            }
+        });
+        if called {
+            self.own_loop_wakes();
+        }
+        if self.raised.maybe() {
+            self.serve_raised();
+        }
+        let now = sys::now();
+        let stamp = self.nanos(now);
+        self.note_own_loop(stamp);
+        let unseen = stamp.saturating_sub(self.looked_around.load(Ordering::Relaxed));
+        if unseen >= nanos(NAP_BESIDE_LEADS) {
+            self.looked_around.store(stamp, Ordering::Relaxed);
+            self.poll_once();
+        } else if self.first_timer().is_some_and(|at| at <= now) {
+            uncancelled.get_or_insert_with(Uncancelled::begin);
+            self.run_timers();
         }
     }
 
@@ -288,11 +442,14 @@ impl Engine {
         // Locked until the system has been told: the owner deregisters the descriptor and closes it, and its
         // number may be that of another one then.
         let sources = self.sources.read();
-        match sources.get(token.index()).filter(|s| s.token == token).map(|s| s.reports) {
+        match sources.get(token.index()).filter(|s| s.token == token).map(|s| (s.reports, s)) {
             // Fails only if the descriptor is closed already, or parked: then it is polled anyway.
-            Some(Reports::System(fd, _)) => _ = self.epoll.rearm(fd, token.0, interest),
-            Some(Reports::Itself | Reports::Both(_)) => self.raise(token, Readiness::ANY),
-            Some(Reports::Never) | None => {}
+            Some((Reports::System(fd, _), slot)) => {
+                let _ = self.epoll.rearm(fd, token.0, interest);
+                slot.beside().for_each(|watch| _ = watch.rearm(fd, token.0, interest));
+            }
+            Some((Reports::Itself | Reports::Both(_), _)) => self.raise(token, Readiness::ANY),
+            Some((Reports::Never, _)) | None => {}
         }
     }
 

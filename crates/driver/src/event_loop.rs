@@ -11,9 +11,12 @@ use std::time::Duration;
 
 use crate::engine::Engine;
 use crate::lead::Leader;
-use crate::progress::Lead;
-use crate::sync::{Ordering, thread_local};
+use crate::progress::{Lead, Nanos};
+use crate::sync::{AtomicBool, AtomicUsize, Ordering, thread_local};
 use crate::sys;
+
+/// How often a thread looks before the program gets its time.
+const LOOKS: usize = 4;
 
 thread_local! {
     /// The calling thread settles what it serves.
@@ -38,6 +41,29 @@ impl Settling {
 impl Drop for Settling {
     fn drop(&mut self) {
         SETTLES.with(|settles| settles.set(self.0));
+    }
+}
+
+/// Event loops that serve their own channels (`channel`).
+#[derive(Default)]
+pub(crate) struct OwnLoops {
+    /// The sleep of a loop with streams that no descriptor reports is announced, for as long as nothing calls
+    /// it: it may sleep at any time without a further word.
+    announced: AtomicBool,
+    /// The thread of such loops; 0: none yet.
+    thread: AtomicUsize,
+    /// Several threads have such loops. A bell would wake one of them, for streams of the others.
+    several: AtomicBool,
+}
+
+impl OwnLoops {
+    /// Whether this thread, by its number, may be left to serve streams that no descriptor reports.
+    pub fn may_serve(&self, thread: usize) -> bool {
+        let first = self.thread.compare_exchange(0, thread, Ordering::Relaxed, Ordering::Relaxed);
+        if !matches!(first, Ok(_)) && first != Err(thread) {
+            self.several.store(true, Ordering::Relaxed);
+        }
+        !self.several.load(Ordering::Relaxed)
     }
 }
 
@@ -141,6 +167,35 @@ impl Engine {
 
     fn note_loop(&self) {
         self.loops.store(true, Ordering::Relaxed);
+    }
+
+    /// A thread of the program sleeps, or is about to, on a descriptor that the sockets it waits for make
+    /// readable, and then serves them itself.
+    pub(crate) fn note_own_loop(&self, now: Nanos) {
+        self.last_poll.stamp(now);
+        if !self.loops.load(Ordering::Relaxed) {
+            self.note_loop();
+        }
+    }
+
+    /// Such a thread sleeps, or is about to, also on streams that no descriptor reports. Serves what is ready.
+    pub(crate) fn own_loop_sleeps(&self) {
+        for _ in 0..LOOKS {
+            if self.own.announced.swap(true, Ordering::SeqCst) || self.begin_sleep() {
+                return;
+            }
+            self.own_loop_wakes();
+            self.look_once();
+        }
+        // There is more all the time: the program is called for it.
+        self.wake();
+    }
+
+    /// It has been called, or sleeps no more.
+    pub(crate) fn own_loop_wakes(&self) {
+        if self.own.announced.swap(false, Ordering::SeqCst) {
+            self.end_sleep();
+        }
     }
 
     /// Whether the last lead was that of an event loop, which comes back when it has handled its events.

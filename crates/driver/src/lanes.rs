@@ -13,7 +13,7 @@ use uwarp_process::RwLock;
 
 use crate::engine::Engine;
 use crate::raised::Look;
-use crate::source::{Interest, Readiness, Source, Token};
+use crate::source::{Readiness, Source, Token};
 
 /// All slabs of this process.
 pub struct Lanes {
@@ -81,6 +81,6 @@ impl Lanes {
     pub fn watch_bell(self: &Arc<Self>, engine: &Engine, bell: Bell) -> io::Result<Token> {
         let fd = bell.raw();
         let rung = Rung { lanes: self.clone(), _bell: bell };
-        engine.register_for(fd, Arc::new(rung), Interest::Input)
+        engine.register_bell(fd, Arc::new(rung))
     }
 }

@@ -428,6 +428,7 @@ impl Qp {
         if !caps.needs_system {
             self.shell.set_needs_system(false);
         }
+        self.shell.fed_by(Some(token));
         linger::stream_begins();
         inner.streams = inner.streams.next();
         let number = inner.streams;

@@ -10,6 +10,7 @@ use uwarp_rnic::{Cq, VerbsError};
 use crate::fork::Birth;
 use crate::nic::Nic;
 use crate::pair::QueuePair;
+use crate::source::Token;
 
 /// The part of a queue pair that does not depend on its service. Its number is free again when this is
 /// dropped.
@@ -70,6 +71,13 @@ impl Shell {
     pub fn set_needs_system(&self, needs: bool) {
         for cq in &self.cqs {
             cq.set_needs_system(self.qpn, needs);
+        }
+    }
+
+    /// Its input comes from this source from now on; `None`: from one that many queue pairs share.
+    pub fn fed_by(&self, source: Option<Token>) {
+        for cq in &self.cqs {
+            cq.fed_by(source.map(|source| source.0));
         }
     }
 

@@ -49,6 +49,8 @@ pub struct Token(pub(crate) u64);
 
 impl Token {
     pub(crate) const WAKE: Self = Self(u64::MAX);
+    /// The engine's bell, for a thread that does not wait for the engine.
+    pub(crate) const CALL: Self = Self(u64::MAX - 1);
 
     pub(crate) fn new(index: usize, generation: u32) -> Self {
         Self(u64::from(generation) << 32 | (index as u64 & 0xFFFF_FFFF))

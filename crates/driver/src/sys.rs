@@ -120,6 +120,11 @@ impl Watch {
         epoll::add(&self.0, &bell.0, epoll::EventData::new_u64(name), epoll::EventFlags::IN)
     }
 
+    /// Reports a bell each time it is rung.
+    pub fn add_rings(&self, bell: &Bell, name: u64) -> Result<(), Errno> {
+        self.add(bell.fd(), name, Interest::Input)
+    }
+
     /// Reports a descriptor each time it becomes ready, and at once if it is ready.
     pub fn add(&self, fd: RawFd, name: u64, interest: Interest) -> Result<(), Errno> {
         epoll::add(&self.0, fork::borrow(fd), epoll::EventData::new_u64(name), interest.flags())

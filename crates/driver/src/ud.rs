@@ -526,6 +526,7 @@ impl UdQp {
         qp.port.receivers.enter(qpn, qp.me.clone());
         let feeder: Weak<dyn Feeder> = qp.me.clone();
         qp.shell.arrive(&QueuePair::Ud(qp.clone()), &feeder);
+        qp.shell.fed_by(None);
         Ok(qp)
     }
 

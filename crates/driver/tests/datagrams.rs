@@ -14,7 +14,7 @@ use uwarp_rnic::{
 use uwarp_wire::crc::crc32c;
 
 mod common;
-use common::{Events, LIMIT, ToChannel, address, init};
+use common::{Events, LIMIT, address, evented, init};
 
 const QKEY: u32 = 0x1111_1111;
 const SLOT: u32 = 4096 + 40;
@@ -35,7 +35,7 @@ impl End {
         let pd = Pd::new();
         let channel = Channel::new(nic.engine()).unwrap();
         let events = Arc::new(Events::default());
-        let cq = Cq::new(1024, 7, Some(Arc::new(ToChannel(channel.clone()))), events.clone());
+        let cq = evented(1024, 7, &channel, &events);
         let qp = UdQp::create(&nic, init(&pd, &cq, &events)).unwrap();
         for state in [QpState::Init, QpState::Rtr, QpState::Rts] {
             qp.modify(&QpModify { state: Some(state), qkey: Some(QKEY), ..QpModify::default() }).unwrap();

@@ -13,7 +13,7 @@ use uwarp_rnic::qp::{QpModify, QpState, UdSendWr};
 use uwarp_rnic::{Ah, Cq, Pd, SendFlags, SendOp, SendWr, Sge, WcStatus};
 
 mod common;
-use common::{Events, LIMIT, ToChannel, init};
+use common::{Events, LIMIT, evented, init};
 
 const QKEY: u32 = 0x1111_1111;
 const MARK: &[u8] = b"the one that waited";
@@ -36,7 +36,7 @@ impl End {
         let _alone = ALONE.lock();
         let (nic, pd, events) = (Nic::open().unwrap(), Pd::new(), Arc::new(Events::default()));
         let channel = Channel::new(nic.engine()).unwrap();
-        let cq = Cq::new(1024, 7, Some(Arc::new(ToChannel(channel.clone()))), events.clone());
+        let cq = evented(1024, 7, &channel, &events);
         let qp = UdQp::create(&nic, init(&pd, &cq, &events)).unwrap();
         for state in [QpState::Init, QpState::Rtr, QpState::Rts] {
             qp.modify(&QpModify { state: Some(state), qkey: Some(QKEY), ..QpModify::default() }).unwrap();

@@ -118,7 +118,7 @@ impl Group {
     fn new(nic: &Arc<Nic>, cookie: u64) -> Arc<Self> {
         let channel = Channel::new(nic.engine()).unwrap();
         let events = Arc::new(Events::default());
-        let cq = Cq::new(100_000, cookie, Some(Arc::new(ToChannel(channel.clone()))), events.clone());
+        let cq = evented(100_000, cookie, &channel, &events);
         Arc::new(Self {
             nic: nic.clone(),
             cq,

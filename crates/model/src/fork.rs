@@ -34,8 +34,8 @@ pub fn interruptions_restart() -> bool {
     true
 }
 
-pub fn nonblocking(_: RawFd) -> bool {
-    false
+pub fn nonblocking(fd: RawFd) -> bool {
+    crate::sys::is_nonblocking(fd)
 }
 
 pub struct SignalsAsleep(());

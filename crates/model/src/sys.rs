@@ -57,6 +57,7 @@ struct State {
     late: Duration,
     /// See [`steady`].
     steady: bool,
+    nonblocking: Vec<RawFd>,
 }
 
 struct Watched {
@@ -86,19 +87,25 @@ impl State {
     fn is_over(&self, wait: Wait) -> bool {
         self.over
             || match wait {
-                Wait::Bell(fd) => self.bells[&fd],
+                Wait::Bell(fd) => self.readable(fd),
                 Wait::Timers(bell, _) => {
                     self.bells[&bell] || self.runs_out(wait).is_some_and(|at| at <= self.now)
                 }
-                Wait::Watch(fd) => self.watches[&fd].iter().any(|(fd, w)| match w.news {
-                    Some(news) => news != Readiness::default(),
-                    None => self.bells[fd],
-                }),
+                Wait::Watch(fd) => self.readable(fd),
                 Wait::Unpark(thread) => self.unparked.contains(&thread),
                 Wait::End(thread) => self.ended.contains(&thread),
                 Wait::Count(flag, n) => self.flags[&flag] >= n,
                 Wait::Time => false,
             }
+    }
+
+    /// A bell, or a watch.
+    fn readable(&self, fd: RawFd) -> bool {
+        let Some(watch) = self.watches.get(&fd) else { return self.bells[&fd] };
+        watch.iter().any(|(fd, w)| match w.news {
+            Some(news) => news != Readiness::default(),
+            None => self.bells[fd],
+        })
     }
 
     /// When the first of the awaited timers expires, by their current settings.
@@ -306,7 +313,10 @@ impl Bell {
     }
 
     pub fn ring(&self) {
-        world().change(|state| state.bells.insert(self.0, true));
+        world().change(|state| {
+            state.bells.insert(self.0, true);
+            state.news(self.0, Readiness { readable: true, ..Readiness::default() });
+        });
     }
 
     pub fn silence(&self) {
@@ -346,6 +356,15 @@ pub fn wait_first(bell: &Bell, timers: Option<&[Timer; 2]>, limit: Option<Durati
     world().sleep(wait, limit.map(from_now));
 }
 
+/// Sets `O_NONBLOCK`.
+pub fn set_nonblocking(fd: RawFd) {
+    world().change(|state| state.nonblocking.push(fd));
+}
+
+pub fn is_nonblocking(fd: RawFd) -> bool {
+    world().state.lock().unwrap().nonblocking.contains(&fd)
+}
+
 /// Behaves as a program that polls the descriptor of a channel.
 pub fn wait_readable(bell: RawFd) {
     world().sleep(Wait::Bell(bell), None);
@@ -353,7 +372,7 @@ pub fn wait_readable(bell: RawFd) {
 
 /// Whether it can continue without waiting.
 pub fn is_readable(bell: RawFd) -> bool {
-    world().state.lock().unwrap().bells[&bell]
+    world().state.lock().unwrap().readable(bell)
 }
 
 /// Behaves as a program that polls the descriptor of an engine.
@@ -378,6 +397,15 @@ impl Watch {
         let watched = Watched { name, interest: Interest::Input, news: None };
         world().change(|state| state.watches.get_mut(&self.0).unwrap().insert(bell.fd(), watched));
         Ok(())
+    }
+
+    pub fn add_rings(&self, bell: &Bell, name: u64) -> Result<(), Errno> {
+        world().change(|state| {
+            let news = Readiness { readable: state.bells[&bell.fd()], ..Readiness::default() };
+            let watched = Watched { name, interest: Interest::Input, news: Some(news) };
+            state.watches.get_mut(&self.0).unwrap().insert(bell.fd(), watched);
+            Ok(())
+        })
     }
 
     pub fn add(&self, fd: RawFd, name: u64, interest: Interest) -> Result<(), Errno> {

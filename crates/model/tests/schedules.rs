@@ -57,6 +57,8 @@ scenarios! {
         a_descriptor_that_was_polled_is_served_beside_a_leader
         the_end_of_polling_is_noticed
         a_program_that_waits_on_the_descriptor_is_woken
+        an_event_loop_with_a_channel_gets_its_events
+        an_event_loop_is_called_for_what_no_descriptor_reports
         what_is_raised_wakes_who_sleeps
         what_a_look_finds_wakes_who_sleeps
         what_is_raised_wakes_an_event_loop

@@ -347,6 +347,17 @@ impl Cq {
         }
     }
 
+    /// Makes an event, armed or not, although perhaps nothing has completed. (Programs expect such events:
+    /// what one announces may have been polled before it is taken.)
+    pub fn announce(&self) {
+        let Some(sink) = &self.completions else { return };
+        let mut inner = self.inner.lock();
+        inner.armed = Armed::No;
+        inner.announced |= !inner.ring.is_empty();
+        drop(inner);
+        sink.completion_event(self.cookie);
+    }
+
     /// Changes the depth; refused when more entries wait than would fit.
     pub fn resize(&self, depth: u32) -> Result<(), VerbsError> {
         let mut inner = self.inner.lock();
@@ -507,6 +518,13 @@ impl Cq {
         if *feeders.place.entry(qpn).or_insert(end) == end {
             feeders.list.push(Feeding { qpn, feeder, needs_system: true });
             self.need_system.fetch_add(1, Ordering::Relaxed);
+        }
+    }
+
+    /// What the source with this name receives may complete here; `None`: one that many queue pairs share.
+    pub fn fed_by(&self, source: Option<u64>) {
+        if let Some(sink) = &self.completions {
+            sink.fed_by(source);
         }
     }
 

@@ -49,4 +49,7 @@ pub trait CompletionSink: Send + Sync {
     fn completion_event(&self, cookie: u64);
     /// A completion queue of this sink was armed. Called without any lock.
     fn armed(&self) {}
+    /// What the source with this name receives may complete in a completion queue of this sink; `None`: one
+    /// that many queue pairs share. Possibly called with a queue pair's lock.
+    fn fed_by(&self, _source: Option<u64>) {}
 }

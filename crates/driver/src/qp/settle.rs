@@ -241,6 +241,7 @@ impl Qp {
         let token = *registered.as_ref().unwrap_or(&conn.timer.token);
         link.set_name(token.0);
         mark(&link, inner.traffic_class);
+        self.shell.fed_by(Some(token));
         let (pump, timer) = (Pump::default(), Timer { token, at: None });
         if matches!(conn.settling, Settling::Asking { established: true, .. }) && !inner.destroyed {
             inner.notices.push_back(Notice::Established(conn.observer.clone()));

@@ -4,8 +4,8 @@
 
 use std::io::Write;
 use std::net::{TcpListener, TcpStream};
-use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::{Arc, OnceLock, Weak};
 use std::time::{Duration, Instant};
 
 use parking_lot::{Condvar, Mutex};
@@ -33,11 +33,28 @@ impl AsyncSink for Events {
     }
 }
 
-pub struct ToChannel(pub Arc<Channel>);
+/// As the library's own, over C.
+pub struct ToChannel(Arc<Channel>, OnceLock<Weak<Cq>>);
 impl CompletionSink for ToChannel {
     fn completion_event(&self, cookie: u64) {
         self.0.push(cookie);
     }
+
+    fn armed(&self) {
+        self.0.armed(self.1.get().unwrap());
+    }
+
+    fn fed_by(&self, source: Option<u64>) {
+        self.0.fed_by(source, self.1.get().unwrap());
+    }
+}
+
+/// A completion queue with events.
+pub fn evented(depth: u32, cookie: u64, channel: &Arc<Channel>, events: &Arc<Events>) -> Arc<Cq> {
+    let sink = Arc::new(ToChannel(channel.clone(), OnceLock::new()));
+    let cq = Cq::new(depth, cookie, Some(sink.clone()), events.clone());
+    sink.1.set(Arc::downgrade(&cq)).unwrap();
+    cq
 }
 
 #[derive(Default)]
@@ -99,7 +116,7 @@ impl End {
         let pd = Pd::new();
         let channel = Channel::new(nic.engine()).unwrap();
         let events = Arc::new(Events::default());
-        let cq = Cq::new(1024, 7, Some(Arc::new(ToChannel(channel.clone()))), events.clone());
+        let cq = evented(1024, 7, &channel, &events);
         let qp = queue_pair(&nic, &pd, &cq, &events);
         let mut memory = vec![0u8; size].into_boxed_slice();
         let addr = address(&mut memory);
@@ -111,7 +128,7 @@ impl End {
     pub fn beside(&self) -> Self {
         let channel = Channel::new(self.nic.engine()).unwrap();
         let events = Arc::new(Events::default());
-        let cq = Cq::new(1024, 7, Some(Arc::new(ToChannel(channel.clone()))), events.clone());
+        let cq = evented(1024, 7, &channel, &events);
         let qp = queue_pair(&self.nic, &self.pd, &cq, &events);
         let (nic, pd, mr) = (self.nic.clone(), self.pd.clone(), self.mr.clone());
         Self { nic, pd, qp, cq, channel, watch: Arc::default(), events, mr, memory: Box::default() }

@@ -602,6 +602,88 @@ pub fn a_program_that_waits_on_the_descriptor_is_woken() {
     program.join();
 }
 
+/// A program's own event loop: its channel does not block, the sockets make the descriptor readable, and its
+/// calls serve them. It gets each event, also those that another thread has found; and what does not belong
+/// to its channel is served beside it.
+pub fn an_event_loop_with_a_channel_gets_its_events() {
+    let engine = background::start().unwrap();
+    let channel = Channel::new(&engine).unwrap();
+    sys::set_nonblocking(channel.fd());
+    let (probe, token) = Probe::new(&engine, Some(channel.clone()));
+    let (other, _) = Probe::new(&engine, None);
+    channel.fed_by(Some(token.0), &Weak::new());
+    let taken = Count::new();
+    let program = {
+        let (channel, taken) = (channel.clone(), taken.clone());
+        start(move || {
+            channel.armed(&Weak::new());
+            while taken.get() < 3 {
+                sys::wait_readable(channel.fd());
+                if channel.get().is_ok() {
+                    channel.armed(&Weak::new());
+                    taken.add();
+                }
+            }
+        })
+    };
+    let polls = {
+        let engine = engine.clone();
+        start(move || {
+            at_any_moment();
+            engine.poll_once();
+        })
+    };
+    for event in 1..=3 {
+        if shuttle::rand::thread_rng().gen_bool(0.5) {
+            at_any_moment();
+        }
+        probe.socket.arrive();
+        taken.wait(event);
+    }
+    other.socket.arrive();
+    other.read.wait(1);
+    program.join();
+    polls.join();
+}
+
+/// The same for a stream in memory: its peer calls the program if its sleep was announced. A second thread
+/// with such a loop makes no difference.
+pub fn an_event_loop_is_called_for_what_no_descriptor_reports() {
+    let engine = background::start().unwrap();
+    let channel = Channel::new(&engine).unwrap();
+    sys::set_nonblocking(channel.fd());
+    let lanes = Lanes::new(&engine, Some(channel.clone()));
+    channel.fed_by(Some(lanes.token.0), &Weak::new());
+    let taken = Count::new();
+    let several = shuttle::rand::thread_rng().gen_bool(0.3);
+    let loops = || {
+        let (channel, taken) = (channel.clone(), taken.clone());
+        start(move || {
+            channel.armed(&Weak::new());
+            while taken.get() < 3 {
+                sys::wait_readable(channel.fd());
+                if channel.get().is_ok() {
+                    taken.add();
+                    channel.armed(&Weak::new());
+                }
+            }
+            // The others leave, too.
+            channel.push(7);
+        })
+    };
+    let program = loops();
+    let other = several.then(loops);
+    for event in 1..=3 {
+        if shuttle::rand::thread_rng().gen_bool(0.5) {
+            at_any_moment();
+        }
+        lanes.arrive(&engine);
+        taken.wait(event);
+    }
+    program.join();
+    other.into_iter().for_each(|other| other.join());
+}
+
 /// The process exits in a thread that may be the leader, which then never continues: every connection is
 /// notified.
 pub fn exit_is_reported_to_all() {
