@@ -8,11 +8,12 @@ use std::time::{Duration, Instant};
 
 use rustix::io::Errno;
 use uwarp_rnic::Cq;
-use uwarp_rnic::cq::Coverage;
+use uwarp_rnic::cq::{Coverage, Direct};
 
 use crate::background::in_background;
-use crate::engine::{Beside, Engine};
+use crate::engine::Engine;
 use crate::fork::{self, SignalsAsleep};
+use crate::own_loops::Beside;
 use crate::progress::{DIRECT, Lead, Spinning};
 use crate::source::Token;
 use crate::sync::{AtomicBool, Mutex, MutexGuard, Ordering, spin_loop, thread_local};
@@ -359,10 +360,19 @@ impl Channel {
         if let Some(lead) = waits_no_more() {
             self.engine.lost_leads.remove(lead);
         }
-        if self.shown && fork::nonblocking(self.fd()) {
-            self.engine.held.will_wait();
-            self.serve_here();
-            return if self.is_empty() { Err(ChannelError::WouldBlock) } else { Ok(true) };
+        if self.shown {
+            // (The system is asked only if it matters.)
+            let own = self.own.load(Ordering::Relaxed);
+            if own || fork::nonblocking(self.fd()) {
+                self.engine.held.will_wait();
+                self.serve_here();
+                if !self.is_empty() {
+                    return Ok(true);
+                }
+                if !own || fork::nonblocking(self.fd()) {
+                    return Err(ChannelError::WouldBlock);
+                }
+            }
         }
         self.leave_to_others();
         if self.was_own.load(Ordering::Relaxed) && self.was_own.swap(false, Ordering::Relaxed) {
@@ -547,7 +557,7 @@ impl Channel {
             return;
         };
         BLOCKED_ON.with(|on| on.set(BlockedOn::Looking(self.address())));
-        self.engine.serve_beside(&watch);
+        self.engine.serve_beside(&watch, || self.look_directly());
         BLOCKED_ON.with(|on| on.set(BlockedOn::Nothing));
         // If the program sleeps now, it polls no more what it polled in earnest.
         if self.is_empty() {
@@ -556,6 +566,17 @@ impl Channel {
                 self.engine.own_loop_sleeps();
             }
         }
+    }
+
+    /// Receives from the sockets of the completion queue that was armed last, if they are few, without asking
+    /// the system which of them are ready. Returns whether there is an event.
+    fn look_directly(&self) -> bool {
+        const FEW: Direct = Direct { favourite: u32::MAX, ..DIRECT };
+        if self.called.load(Ordering::Relaxed) {
+            return false;
+        }
+        let cq = self.armed.lock().upgrade();
+        cq.is_some_and(|cq| cq.make_progress(&FEW, false) == Coverage::Complete && !self.is_empty())
     }
 
     /// Looks for an event for a short time before sleeping, as long as that has been useful lately: falling

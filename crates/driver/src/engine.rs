@@ -13,10 +13,10 @@ use rustix::io::Errno;
 use slab::Slab;
 use uwarp_llp::carrier;
 
-use crate::event_loop::OwnLoops;
 use crate::fork::{self, Birth, Uncancelled};
 use crate::held::Held;
 use crate::lost_leads::{self, LostLeads};
+use crate::own_loops::{Beside, OwnLoops};
 use crate::progress::{
     Around, CurrentLead, CurrentMode, LEAD, LastPoll, Mode, NAP_BESIDE_LEADS, Nanos, Pace, nanos,
 };
@@ -32,6 +32,8 @@ struct Slot {
     reports: Reports,
     /// What else reports its descriptor: see [`Engine::watch_beside`].
     beside: Vec<Weak<Watch>>,
+    /// These report room, too.
+    room: bool,
     /// It is rung for what no descriptor reports.
     rung: bool,
 }
@@ -59,11 +61,14 @@ impl Slot {
 
     /// Returns whether `watch` reports its descriptor, too, from now on.
     fn report_to(&mut self, watch: &Arc<Watch>) -> bool {
-        let Reports::System(fd, interest) = self.reports else { return false };
+        let Reports::System(fd, _) = self.reports else { return false };
         self.beside.retain(|other| other.strong_count() > 0);
         if self.beside.iter().any(|other| other.as_ptr() == Arc::as_ptr(watch)) {
             return true;
         }
+        // Without room, which there is nearly always: so the system finds by itself that a socket which was
+        // read in another way is not ready any more.
+        let interest = if self.room { Interest::InputAndRoom } else { Interest::Input };
         let added = watch.add(fd, self.token.0, interest).is_ok();
         if added {
             self.beside.push(Arc::downgrade(watch));
@@ -139,18 +144,6 @@ pub struct Engine {
     /// What reports the bells to such a thread.
     home: Mutex<Weak<Watch>, 28>,
     pub(crate) own: OwnLoops,
-}
-
-/// What came of [`Engine::watch_beside`].
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Beside {
-    Watched,
-    /// No descriptor reports this source: see [`Engine::call_to`].
-    Raised,
-    /// The system has refused it.
-    Cannot,
-    /// There is no such source any more.
-    Gone,
 }
 
 /// Stages of [`Engine::request_exit`].
@@ -289,7 +282,7 @@ impl Engine {
         let mut sources = self.sources.write();
         let entry = sources.vacant_entry();
         let token = Token::new(entry.key(), generation);
-        entry.insert(Slot { token, source, reports, beside: Vec::new(), rung: false });
+        entry.insert(Slot { token, source, reports, beside: Vec::new(), room: false, rung: false });
         token
     }
 
@@ -380,27 +373,35 @@ impl Engine {
         }
     }
 
-    /// Serves what this watch reports now, and timers that have expired, for a thread of an event loop; from
-    /// time to time also all other sources, for which the background thread leaves it the time.
-    pub(crate) fn serve_beside(&self, watch: &Watch) {
-        let (mut uncancelled, mut called) = (None, false);
-        // EINTR on a wait without timeout is harmless.
-        let _ = watch.wait(Some(Duration::ZERO), |name, readiness| {
-            let token = Token(name);
-            // The channel's bell has told the program that there is an event.
-            if token != Token::WAKE {
+    /// Serves what this watch reports now, unless a `direct` look says that it has found something, and timers
+    /// that have expired, for a thread of an event loop; from time to time also all other sources, for which
+    /// the background thread leaves it the time.
+    pub(crate) fn serve_beside(&self, watch: &Watch, direct: impl FnOnce() -> bool) {
+        let mut uncancelled = None;
+        if !direct() {
+            let mut called = false;
+            // EINTR on a wait without timeout is harmless.
+            let _ = watch.wait(Some(Duration::ZERO), |name, readiness| {
+                let token = Token(name);
+                // The channel's bell has told the program that there is an event.
+                if token == Token::WAKE {
+                    return;
+                }
                 called = true;
                 uncancelled.get_or_insert_with(Uncancelled::begin);
+                if readiness.writable && !readiness.hangup {
+                    self.report_beside(token, Interest::Input);
+                }
                 if let Some(source) = self.find(token) {
                     source.ready(readiness);
                 }
+            });
+            if called {
+                self.own_loop_wakes();
             }
-        });
-        if called {
-            self.own_loop_wakes();
-        }
-        if self.raised.maybe() {
-            self.serve_raised();
+            if self.raised.maybe() {
+                self.serve_raised();
+            }
         }
         let now = sys::now();
         let stamp = self.nanos(now);
@@ -442,14 +443,39 @@ impl Engine {
         // Locked until the system has been told: the owner deregisters the descriptor and closes it, and its
         // number may be that of another one then.
         let sources = self.sources.read();
-        match sources.get(token.index()).filter(|s| s.token == token).map(|s| (s.reports, s)) {
+        let Some(slot) = sources.get(token.index()).filter(|s| s.token == token) else { return };
+        match slot.reports {
             // Fails only if the descriptor is closed already, or parked: then it is polled anyway.
-            Some((Reports::System(fd, _), slot)) => {
-                let _ = self.epoll.rearm(fd, token.0, interest);
-                slot.beside().for_each(|watch| _ = watch.rearm(fd, token.0, interest));
-            }
-            Some((Reports::Itself | Reports::Both(_), _)) => self.raise(token, Readiness::ANY),
-            Some((Reports::Never, _)) | None => {}
+            Reports::System(fd, _) => _ = self.epoll.rearm(fd, token.0, interest),
+            Reports::Itself | Reports::Both(_) => self.raise(token, Readiness::ANY),
+            Reports::Never => {}
+        }
+        let beside = !slot.beside.is_empty();
+        drop(sources);
+        if beside {
+            self.report_beside(token, interest);
+        }
+    }
+
+    /// This source waits for room: from now on, what reports its descriptor beside the engine reports that,
+    /// until it has.
+    pub(crate) fn wait_for_room(&self, token: Token) {
+        let sources = self.sources.read();
+        let slot = sources.get(token.index()).filter(|s| s.token == token);
+        let is_due = slot.is_some_and(|slot| !slot.beside.is_empty() && !slot.room);
+        drop(sources);
+        if is_due {
+            self.report_beside(token, Interest::InputAndRoom);
+        }
+    }
+
+    fn report_beside(&self, token: Token, interest: Interest) {
+        let mut sources = self.sources.write();
+        if let Some(slot) = sources.get_mut(token.index()).filter(|s| s.token == token)
+            && let Some(fd) = slot.fd()
+        {
+            slot.room = interest == Interest::InputAndRoom;
+            slot.beside().for_each(|watch| _ = watch.rearm(fd, token.0, interest));
         }
     }
 

@@ -12,7 +12,7 @@ use std::time::Duration;
 use crate::engine::Engine;
 use crate::lead::Leader;
 use crate::progress::{Lead, Nanos};
-use crate::sync::{AtomicBool, AtomicUsize, Ordering, thread_local};
+use crate::sync::{Ordering, thread_local};
 use crate::sys;
 
 /// How often a thread looks before the program gets its time.
@@ -41,29 +41,6 @@ impl Settling {
 impl Drop for Settling {
     fn drop(&mut self) {
         SETTLES.with(|settles| settles.set(self.0));
-    }
-}
-
-/// Event loops that serve their own channels (`channel`).
-#[derive(Default)]
-pub(crate) struct OwnLoops {
-    /// The sleep of a loop with streams that no descriptor reports is announced, for as long as nothing calls
-    /// it: it may sleep at any time without a further word.
-    announced: AtomicBool,
-    /// The thread of such loops; 0: none yet.
-    thread: AtomicUsize,
-    /// Several threads have such loops. A bell would wake one of them, for streams of the others.
-    several: AtomicBool,
-}
-
-impl OwnLoops {
-    /// Whether this thread, by its number, may be left to serve streams that no descriptor reports.
-    pub fn may_serve(&self, thread: usize) -> bool {
-        let first = self.thread.compare_exchange(0, thread, Ordering::Relaxed, Ordering::Relaxed);
-        if !matches!(first, Ok(_)) && first != Err(thread) {
-            self.several.store(true, Ordering::Relaxed);
-        }
-        !self.several.load(Ordering::Relaxed)
     }
 }
 

@@ -51,6 +51,7 @@ pub mod netdev;
 pub mod nic;
 mod observer;
 mod open;
+mod own_loops;
 mod pair;
 mod patience;
 pub mod poll;

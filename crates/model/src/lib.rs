@@ -80,6 +80,8 @@ mod held;
 mod lead;
 #[path = "../../driver/src/lost_leads.rs"]
 mod lost_leads;
+#[path = "../../driver/src/own_loops.rs"]
+mod own_loops;
 #[path = "../../driver/src/progress.rs"]
 mod progress;
 #[path = "../../driver/src/proofs.rs"]

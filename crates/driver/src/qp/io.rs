@@ -55,6 +55,8 @@ impl Surroundings for Around<'_> {
         let parked = self.parked.take().is_some_and(|mark| engine.is_parked(mark));
         if parked {
             engine.unpark();
+        } else {
+            engine.wait_for_room(self.token);
         }
         parked
     }
