@@ -13,7 +13,8 @@
 //! /sys and /dev (`files`), sequences of socket calls beside the kernel's (`same_calls`), TCP connections
 //! that become iWARP's in place (`upgrade`, `upgraded`, `upgrade_processes`, `upgrade_liars`,
 //! `upgrade_strangers`), data integrity
-//! between two processes (`verify`, `random`), and connections that come and go in many threads without
+//! between two processes (`verify`, `random`), event loops whose completion channels do not block
+//! (`own_loops`), and connections that come and go in many threads without
 //! anything growing (`soak`). Each prints one line a statement; one that begins with FAIL fails the case.
 
 use std::path::{Path, PathBuf};
@@ -67,7 +68,7 @@ const PROGRAMS: [&str; 29] = [
 /// Groups that are run by themselves, in a namespace, and programs all of whose groups are.
 const IN_NAMESPACES: [(&str, &str); 4] =
     [("events", "interfaces"), ("events", "lids"), ("events", "fresh"), ("events", "indices")];
-const OTHERS: [&str; 4] = ["traps", "same_calls", "devices", "groups"];
+const OTHERS: [&str; 5] = ["traps", "same_calls", "devices", "groups", "own_loops"];
 
 /// The groups of a program, as its table has them.
 fn groups(program: &str) -> Vec<String> {
@@ -175,6 +176,9 @@ const UPGRADE_HOSTS: [(&str, &str, &str); 9] = [
     ("upgrade:key=KEY", "upgrade", "stay"),
 ];
 
+/// The links over which `own_loops` is run, and what `UWARP_LINK` says.
+const LINKS: [(&str, &str); 2] = [("tcp", "tcp"), ("memory", "auto")];
+
 /// How `verify` is run: address and environment.
 const VERIFY: [(&str, &[(&str, &str)]); 4] = [
     ("127.0.0.1", &[]),
@@ -216,6 +220,15 @@ fn main() -> ExitCode {
                 Ok(programs.run(program, "127.0.0.1", Some(&group), &[])?)
             }));
         }
+    }
+    for (group, (link, set)) in groups("own_loops").into_iter().flat_map(|g| LINKS.map(|l| (g.clone(), l))) {
+        let programs = programs.clone();
+        trials.push(Trial::test(format!("own_loops {group} over {link}"), move || {
+            let uwarp = programs.dist.as_ref().map_err(Failure::clone)?.uwarp()?;
+            let uwarp = uwarp.to_string_lossy();
+            let env = [("UWARP", &*uwarp), ("UWARP_LINK", set), ("LINK", link)];
+            Ok(programs.run("own_loops", "127.0.0.1", Some(&group), &env)?)
+        }));
     }
     for (address, env) in VERIFY {
         let programs = programs.clone();

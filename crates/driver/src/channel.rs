@@ -295,8 +295,9 @@ impl Channel {
         if let Some(event) = take(true) {
             return Ok(event);
         }
+        let mut sleeps = false;
         loop {
-            let there = self.attend_until(left(), signals)?;
+            let there = self.attend_until(left(), signals, sleeps)?;
             if let Some(event) = take(false) {
                 return Ok(event);
             }
@@ -304,6 +305,7 @@ impl Channel {
                 return Err(ChannelError::NothingYet);
             }
             if !there {
+                sleeps = true;
                 let waited = Bell::wait(self.fd, left());
                 if let Some(event) = take(false) {
                     return Ok(event);
@@ -349,18 +351,25 @@ impl Channel {
     /// [`signals_awake`](fork::signals_awake).
     pub fn attend(&self, limit: Option<Duration>) -> Result<bool, ChannelError> {
         let asleep = SignalsAsleep::in_call();
-        let there = self.attend_until(limit, Signals::AsRead)?;
+        let there = self.attend_until(limit, Signals::AsRead, false)?;
         if !there {
             std::mem::forget(asleep);
         }
         Ok(there)
     }
 
-    fn attend_until(&self, limit: Option<Duration>, signals: Signals) -> Result<bool, ChannelError> {
+    /// `sleeps`: the caller has slept in this call, so it goes on even if the descriptor has become
+    /// non-blocking meanwhile.
+    fn attend_until(
+        &self,
+        limit: Option<Duration>,
+        signals: Signals,
+        sleeps: bool,
+    ) -> Result<bool, ChannelError> {
         if let Some(lead) = waits_no_more() {
             self.engine.lost_leads.remove(lead);
         }
-        if self.shown {
+        if self.shown && !sleeps {
             // (The system is asked only if it matters.)
             let own = self.own.load(Ordering::Relaxed);
             if own || fork::nonblocking(self.fd()) {
