@@ -140,10 +140,8 @@ impl CompletionSink for CompletionEvents {
         self.channel.push(cookie);
     }
 
-    fn armed(&self) {
-        if let Some(cq) = self.cq.get() {
-            self.channel.armed(cq);
-        }
+    fn armed(&self) -> bool {
+        self.cq.get().is_some_and(|cq| self.channel.armed(cq))
     }
 
     fn fed_by(&self, source: Option<u64>) {

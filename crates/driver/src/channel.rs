@@ -435,8 +435,9 @@ impl Channel {
 
     /// The program has armed a completion queue that reports here, and will wait. If it waits on the
     /// descriptor, the background thread must produce the event; a thread that blocks in [`Self::get`] does
-    /// so itself.
-    pub fn armed(&self, cq: &Weak<Cq>) {
+    /// so itself. Returns whether input wakes the program, which serves it in a call on a non-blocking
+    /// descriptor.
+    pub fn armed(&self, cq: &Weak<Cq>) -> bool {
         let mut armed = self.armed.lock();
         if !armed.ptr_eq(cq) {
             armed.clone_from(cq);
@@ -444,9 +445,10 @@ impl Channel {
         drop(armed);
         self.engine.held.will_wait();
         if !self.waits_elsewhere.load(Ordering::Relaxed) && !self.own.load(Ordering::Relaxed) {
-            return;
+            return false;
         }
-        if self.shown && self.may_be_own() && fork::nonblocking(self.fd()) && self.becomes_own() {
+        let looped = self.shown && self.may_be_own() && fork::nonblocking(self.fd()) && self.becomes_own();
+        if looped {
             self.engine.note_own_loop(self.engine.now());
             if self.called.load(Ordering::Relaxed) {
                 self.engine.own_loop_sleeps();
@@ -455,6 +457,7 @@ impl Channel {
             self.leave_to_others();
             self.engine.hand_over();
         }
+        looped
     }
 
     /// Input of this source, by name, may become events here. `None`: of one that many queue pairs share, so

@@ -134,7 +134,9 @@ impl Nic {
         let covered = cq.make_progress(&DIRECT, empty >= earnest_at);
         // Its posts take far longer than a look at all sockets, and keep the background thread away.
         let time = look_around.count() || sends;
-        if time || covered == Coverage::Partial {
+        // A loop that drains a queue before it sleeps is woken for what comes.
+        let sleeps = empty == 1 && cq.is_looped();
+        if time || covered == Coverage::Partial && !sleeps {
             // What others wait for may be all in memory.
             let ask = time || cq.needs_system();
             let served = if ask { self.engine().poll_once() } else { self.engine().look_once() };

@@ -3,6 +3,7 @@
 //! Every sleep is between [`Engine::begin_sleep`] and [`Engine::end_sleep`], and nothing else may wait for
 //! the sockets: one thread in `wait_until`, the thread of an event loop in a call of its own.
 
+use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use crate::engine::Engine;
@@ -42,6 +43,11 @@ impl Engine {
     /// Announces that the calling thread is about to sleep; returns whether it may: nothing that no
     /// descriptor reports is ready.
     pub(crate) fn begin_sleep(&self) -> bool {
+        self.announce_sleep() && !self.left.any()
+    }
+
+    /// The same for a thread that what is left is not for.
+    pub(crate) fn announce_sleep(&self) -> bool {
         if self.asleep.enter()
             && let Some(look) = self.raised.look()
         {
@@ -79,14 +85,27 @@ impl Engine {
         // not be cancelled there (pthreads(7)).
         let _uncancelled = Uncancelled::begin();
         // What is raised meanwhile is served by the next look: it may be the same source.
-        for (token, readiness) in self.raised.take() {
+        self.serve_all(self.raised.take(), &mut served, &mut input);
+        (served, input)
+    }
+
+    /// Serves what threads of the program's loops have left; returns as [`Self::serve_raised`] does.
+    #[cold]
+    pub(crate) fn serve_left(&self) -> (usize, bool) {
+        let (mut served, mut input) = (0, false);
+        let _uncancelled = Uncancelled::begin();
+        self.serve_all(self.left.take(), &mut served, &mut input);
+        (served, input)
+    }
+
+    fn serve_all(&self, ready: BTreeMap<Token, Readiness>, served: &mut usize, input: &mut bool) {
+        for (token, readiness) in ready {
             if let Some(source) = self.find(token) {
-                served += 1;
-                input |= readiness.readable;
+                *served += 1;
+                *input |= readiness.readable;
                 source.ready(readiness);
             }
         }
-        (served, input)
     }
 
     /// As [`Self::poll_once`], for a caller that need not ask the system: only what no descriptor reports.

@@ -150,6 +150,8 @@ pub struct Cq {
     overflowed: AtomicBool,
     /// Messages of some feeder complete before they have reached the peer's memory. A hint; it stays set.
     early: AtomicBool,
+    /// See [`Cq::is_looped`].
+    looped: AtomicBool,
     /// Gives each completion the time at which it was added, if the program wants to know.
     clock: Option<fn() -> u64>,
     /// Time at which the last polled completion was added.
@@ -257,6 +259,7 @@ impl Cq {
             waiting: AtomicUsize::new(0),
             overflowed: AtomicBool::new(false),
             early: AtomicBool::new(false),
+            looped: AtomicBool::new(false),
             clock,
             polled_at: AtomicU64::new(0),
             cookie,
@@ -340,7 +343,10 @@ impl Cq {
             missed
         };
         if let Some(sink) = &self.completions {
-            sink.armed();
+            let looped = sink.armed();
+            if looped != self.looped.load(Ordering::Relaxed) {
+                self.looped.store(looped, Ordering::Relaxed);
+            }
             if missed {
                 sink.completion_event(self.cookie);
             }
@@ -519,6 +525,11 @@ impl Cq {
             feeders.list.push(Feeding { qpn, feeder, needs_system: true });
             self.need_system.fetch_add(1, Ordering::Relaxed);
         }
+    }
+
+    /// Input for this queue wakes a loop of the program, which waits for an event. A hint.
+    pub fn is_looped(&self) -> bool {
+        self.looped.load(Ordering::Relaxed)
     }
 
     /// What the source with this name receives may complete here; `None`: one that many queue pairs share.

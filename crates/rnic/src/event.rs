@@ -47,8 +47,11 @@ pub trait AsyncSink: Send + Sync {
 pub trait CompletionSink: Send + Sync {
     /// The completion queue with this cookie has a new completion of the kind it was armed for.
     fn completion_event(&self, cookie: u64);
-    /// A completion queue of this sink was armed. Called without any lock.
-    fn armed(&self) {}
+    /// A completion queue of this sink was armed. Called without any lock. Returns whether input wakes a loop
+    /// of the program, which then serves it.
+    fn armed(&self) -> bool {
+        false
+    }
     /// What the source with this name receives may complete in a completion queue of this sink; `None`: one
     /// that many queue pairs share. Possibly called with a queue pair's lock.
     fn fed_by(&self, _source: Option<u64>) {}

@@ -40,8 +40,8 @@ impl CompletionSink for ToChannel {
         self.0.push(cookie);
     }
 
-    fn armed(&self) {
-        self.0.armed(self.1.get().unwrap());
+    fn armed(&self) -> bool {
+        self.0.armed(self.1.get().unwrap())
     }
 
     fn fed_by(&self, source: Option<u64>) {
