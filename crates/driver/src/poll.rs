@@ -36,9 +36,11 @@ impl Nic {
             waits_no_more();
             POLLER.with(|own| {
                 let mut poller = own.get();
-                self.look(cq, empty, &mut poller);
+                // A loop that drains a queue before it sleeps is woken for what comes.
+                let sleeps = empty == 1 && cq.is_looped();
+                self.look(cq, empty, sleeps, &mut poller);
                 found = cq.poll(max, sink);
-                idle = found == 0 && poller.yielding.count();
+                idle = found == 0 && !sleeps && poller.yielding.count();
                 own.set(poller);
             });
         }
@@ -118,8 +120,9 @@ impl Nic {
         time
     }
 
-    /// Makes progress for a thread whose last `empty` polls in a row found nothing.
-    fn look(&self, cq: &Arc<Cq>, empty: u32, poller: &mut Poller) {
+    /// Makes progress for a thread whose last `empty` polls in a row found nothing. `sleeps`: it will most
+    /// likely not poll again before it is woken.
+    fn look(&self, cq: &Arc<Cq>, empty: u32, sleeps: bool, poller: &mut Poller) {
         let Poller { look_around, yielding } = poller;
         let sends = self.engine().held.polled_in_vain();
         let pace = &self.engine().pace;
@@ -134,8 +137,6 @@ impl Nic {
         let covered = cq.make_progress(&DIRECT, empty >= earnest_at);
         // Its posts take far longer than a look at all sockets, and keep the background thread away.
         let time = look_around.count() || sends;
-        // A loop that drains a queue before it sleeps is woken for what comes.
-        let sleeps = empty == 1 && cq.is_looped();
         if time || covered == Coverage::Partial && !sleeps {
             // What others wait for may be all in memory.
             let ask = time || cq.needs_system();
