@@ -234,10 +234,13 @@ pub enum BenchWhat {
     /// Ping-pongs of 64 bytes where processors are few or slow: on one processor, beside a loop for each
     /// processor, and emulated by qemu-user, each beside raw TCP that spins and that blocks
     Crowded,
+    /// A server that is one event loop, and its clients in another one: requests a second, processor time,
+    /// system calls and sleeps at both ends, over memory and TCP, beside raw TCP sockets
+    Loops,
     /// Instructions, locked instructions and copies of a message, at both ends and in all threads, counted by
     /// callgrind of the package valgrind
     Instructions,
-    /// All of them except mpi, sockets, crowded and instructions
+    /// All of them except mpi, sockets, crowded, loops and instructions
     All,
 }
 

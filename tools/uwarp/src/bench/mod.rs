@@ -17,6 +17,7 @@ mod fabric;
 mod flow;
 mod fused;
 mod instructions;
+mod loops;
 mod machine;
 mod many;
 mod mpi;
@@ -66,6 +67,7 @@ pub fn run(args: &BenchArgs) -> ExitCode {
         return ExitCode::from(USAGE);
     }
     let measured = match args.what {
+        BenchWhat::Loops => loops::run(args),
         BenchWhat::Instructions => place(args).and_then(|place| instructions::run(args, place)),
         BenchWhat::Sockets => place(args).and_then(|place| sockets::run(args, place)),
         _ => measure(args).and_then(|report| {

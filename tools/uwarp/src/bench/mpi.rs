@@ -75,7 +75,7 @@ fn measure(args: &BenchArgs) -> Result<()> {
     let ranks = args.ranks.unwrap_or_else(|| u32::try_from(machine.cores).unwrap_or(2).clamp(2, 16));
     let (seconds, rounds) = if args.quick { (0.1, 2) } else { (1.0, 5) };
     let (seconds, rounds) = (args.seconds.unwrap_or(seconds), args.rounds.unwrap_or(rounds));
-    let directory = Scratch::new()?;
+    let directory = Scratch::new("mpi")?;
     let program = compile(&path, directory.path())?;
     let transports: Vec<Transport> = [Transport::Tcp, Transport::Rc, Transport::Ud, Transport::Ofi]
         .into_iter()
@@ -124,18 +124,18 @@ fn measure(args: &BenchArgs) -> Result<()> {
 }
 
 /// A directory that goes away.
-struct Scratch(PathBuf);
+pub(super) struct Scratch(PathBuf);
 
 impl Scratch {
-    fn new() -> Result<Scratch> {
-        let directory = std::env::temp_dir().join(format!("uwarp-bench-mpi-{}", std::process::id()));
+    pub(super) fn new(name: &str) -> Result<Scratch> {
+        let directory = std::env::temp_dir().join(format!("uwarp-bench-{name}-{}", std::process::id()));
         // Not one that another user has made.
         std::fs::create_dir(&directory)
             .map_err(|error| Failure(format!("cannot make {}: {error}", directory.display())))?;
         Ok(Scratch(directory))
     }
 
-    fn path(&self) -> &Path {
+    pub(super) fn path(&self) -> &Path {
         &self.0
     }
 }
