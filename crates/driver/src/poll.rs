@@ -36,11 +36,14 @@ impl Nic {
             waits_no_more();
             POLLER.with(|own| {
                 let mut poller = own.get();
-                // A loop that drains a queue before it sleeps is woken for what comes.
-                let sleeps = empty == 1 && cq.is_looped();
-                self.look(cq, empty, sleeps, &mut poller);
-                found = cq.poll(max, sink);
-                idle = found == 0 && !sleeps && poller.yielding.count();
+                if empty == 1 && cq.is_looped() {
+                    self.look_before_sleep(cq);
+                    found = cq.poll(max, sink);
+                } else {
+                    self.look(cq, empty, &mut poller);
+                    found = cq.poll(max, sink);
+                    idle = found == 0 && poller.yielding.count();
+                }
                 own.set(poller);
             });
         }
@@ -120,9 +123,18 @@ impl Nic {
         time
     }
 
-    /// Makes progress for a thread whose last `empty` polls in a row found nothing. `sleeps`: it will most
-    /// likely not poll again before it is woken.
-    fn look(&self, cq: &Arc<Cq>, empty: u32, sleeps: bool, poller: &mut Poller) {
+    /// For a loop that drains its queue before it sleeps: the system wakes it for what comes, so that only
+    /// memory is worth a look.
+    fn look_before_sleep(&self, cq: &Arc<Cq>) {
+        if cq.needs_system() {
+            cq.rest(&DIRECT);
+        } else if cq.make_progress(&DIRECT, false) == Coverage::Partial {
+            self.engine().look_once();
+        }
+    }
+
+    /// Makes progress for a thread whose last `empty` polls in a row found nothing.
+    fn look(&self, cq: &Arc<Cq>, empty: u32, poller: &mut Poller) {
         let Poller { look_around, yielding } = poller;
         let sends = self.engine().held.polled_in_vain();
         let pace = &self.engine().pace;
@@ -137,7 +149,7 @@ impl Nic {
         let covered = cq.make_progress(&DIRECT, empty >= earnest_at);
         // Its posts take far longer than a look at all sockets, and keep the background thread away.
         let time = look_around.count() || sends;
-        if time || covered == Coverage::Partial && !sleeps {
+        if time || covered == Coverage::Partial {
             // What others wait for may be all in memory.
             let ask = time || cq.needs_system();
             let served = if ask { self.engine().poll_once() } else { self.engine().look_once() };

@@ -647,6 +647,15 @@ impl Feeder for Qp {
     fn receive_messages(&self) -> bool {
         self.look_for_input(true).1
     }
+
+    fn rest(&self) {
+        if let Some(mut inner) = self.inner.try_lock() {
+            if inner.conn.is_some() && inner.core.polled_in_vain() {
+                self.send(&mut inner, &Now::unread());
+            }
+            self.release(inner);
+        }
+    }
 }
 
 impl Source for Qp {

@@ -140,6 +140,9 @@ pub trait Feeder: Send + Sync {
         let _ = self.make_progress(true);
         false
     }
+    /// The program has polled without result, and sleeps now until input wakes it: sends what would have
+    /// waited for its next message.
+    fn rest(&self) {}
 }
 
 /// A completion queue: a bounded ring, and whether the next entry makes an event.
@@ -581,6 +584,17 @@ impl Cq {
         match only {
             Some(one) => one.map_or(Coverage::Complete, |one| one.make_progress(in_earnest)),
             None => self.make_progress_of_many(direct, in_earnest),
+        }
+    }
+
+    /// As [`Self::make_progress`], for a program that sleeps now, and is woken by input.
+    pub fn rest(&self, direct: &Direct) {
+        let feeders = self.feeders.read();
+        if feeders.list.len() <= direct.few {
+            let some: SmallVec<[Arc<dyn Feeder>; 4]> =
+                feeders.list.iter().filter_map(|feeding| feeding.feeder.upgrade()).collect();
+            drop(feeders);
+            some.iter().for_each(|feeder| feeder.rest());
         }
     }
 
