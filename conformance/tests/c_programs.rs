@@ -221,15 +221,6 @@ fn main() -> ExitCode {
             }));
         }
     }
-    for (group, (link, set)) in groups("own_loops").into_iter().flat_map(|g| LINKS.map(|l| (g.clone(), l))) {
-        let programs = programs.clone();
-        trials.push(Trial::test(format!("own_loops {group} over {link}"), move || {
-            let uwarp = programs.dist.as_ref().map_err(Failure::clone)?.uwarp()?;
-            let uwarp = uwarp.to_string_lossy();
-            let env = [("UWARP", &*uwarp), ("UWARP_LINK", set), ("LINK", link)];
-            Ok(programs.run("own_loops", "127.0.0.1", Some(&group), &env)?)
-        }));
-    }
     for (address, env) in VERIFY {
         let programs = programs.clone();
         let shown: String = env.iter().map(|(n, v)| format!(" {n}={v}")).collect();
@@ -268,6 +259,7 @@ fn main() -> ExitCode {
         trials.push(Trial::test(format!("files {group}{shown}"), move || Ok(programs.files(group, env)?)));
     }
     trials.extend(in_namespaces(&programs));
+    trials.extend(own_loops(&programs));
     let ending = programs.clone();
     trials.push(Trial::test("at_exit, with every line logged", move || Ok(ending.at_exit()?)));
     for (program, address, env) in SOCKETS {
@@ -286,6 +278,21 @@ fn main() -> ExitCode {
     // The namespaces go with it, which `exit` would not drop.
     drop(programs);
     conclusion.exit_code()
+}
+
+/// Event loops, over each link.
+fn own_loops(programs: &Arc<Programs>) -> Vec<Trial> {
+    let rows = groups("own_loops").into_iter().flat_map(|group| LINKS.map(|link| (group.clone(), link)));
+    rows.map(|(group, (link, set))| {
+        let programs = programs.clone();
+        Trial::test(format!("own_loops {group} over {link}"), move || {
+            let uwarp = programs.dist.as_ref().map_err(Failure::clone)?.uwarp()?;
+            let uwarp = uwarp.to_string_lossy();
+            let env = [("UWARP", &*uwarp), ("UWARP_LINK", set), ("LINK", link)];
+            Ok(programs.run("own_loops", "127.0.0.1", Some(&group), &env)?)
+        })
+    })
+    .collect()
 }
 
 /// The example, and what the programs of sockets in `IWARP_MODE` say of the other library.
