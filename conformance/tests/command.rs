@@ -216,6 +216,20 @@ fn figures_are_measured_where_processors_are_few_or_slow() {
     assert_eq!(measured("crowded"), BTreeSet::from(["crowded".to_owned()]));
 }
 
+/// Of an event loop and its clients, beside raw TCP.
+#[test]
+fn event_loops_are_measured() {
+    let output = uwarp(&format!("bench loops --json {SHORT} --only memory-many-16 --only tcp-one-25"));
+    let report = document(&output.limit(LIMIT).run_ok().unwrap());
+    let rows = report["figures"].as_array().unwrap();
+    let ids: Vec<_> = rows.iter().map(|row| row["id"].as_str().unwrap()).collect();
+    assert_eq!(ids, ["tcp-sockets-16", "memory-many-16", "tcp-sockets-256", "tcp-one-256"]);
+    for row in rows {
+        assert!(positive(&row["rate"]) && row["rounds"].as_array().unwrap().len() == 2, "{row}");
+        assert_eq!(row.get("ratio").is_some(), !row["id"].as_str().unwrap().starts_with("tcp-sockets"));
+    }
+}
+
 /// By callgrind, so few figures: each takes some seconds.
 #[test]
 fn instructions_of_a_message_are_counted() {
