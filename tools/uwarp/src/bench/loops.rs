@@ -157,8 +157,9 @@ pub fn run(args: &BenchArgs) -> Result<bool> {
 fn compile(directory: &Path) -> Result<PathBuf> {
     let (source, program) = (directory.join("loops.c"), directory.join("loops"));
     std::fs::write(&source, SOURCE).map_err(|error| Failure(format!("{}: {error}", source.display())))?;
-    let out = Command::new("cc").args(["-O2", "-o"]).arg(&program).arg(&source);
-    match out.args(["-lrdmacm", "-libverbs"]).output() {
+    let mut cc = Command::new("cc");
+    cc.args(["-O2", "-o"]).arg(&program).arg(&source).args(["-lrdmacm", "-libverbs"]);
+    match cc.output() {
         Ok(out) if out.status.success() => Ok(program),
         Ok(out) => Err(Failure(format!(
             "cc cannot compile the program that measures. On Debian: apt-get install gcc libc6-dev \
