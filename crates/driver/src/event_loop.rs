@@ -155,7 +155,8 @@ impl Engine {
         }
     }
 
-    /// Such a thread sleeps, or is about to, also on streams that no descriptor reports. Serves what is ready.
+    /// Such a thread sleeps, or is about to, also on streams that no descriptor reports. Serves what is
+    /// ready.
     pub(crate) fn own_loop_sleeps(&self) {
         for _ in 0..LOOKS {
             if self.own.announced.swap(true, Ordering::SeqCst) || self.announce_sleep() {

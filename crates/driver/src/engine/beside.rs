@@ -59,8 +59,8 @@ impl Engine {
         if slot.report_to(watch) { Beside::Watched } else { Beside::Cannot }
     }
 
-    /// As [`Self::register_input`], for a bell: whoever makes sources ready that no descriptor reports rings it
-    /// if a thread has announced its sleep.
+    /// As [`Self::register_input`], for a bell: whoever makes sources ready that no descriptor reports rings
+    /// it if a thread has announced its sleep.
     pub(crate) fn register_bell(&self, fd: RawFd, source: Arc<dyn Source>) -> io::Result<Token> {
         let token = self.register_for(fd, source, Interest::Input)?;
         let mut sources = self.sources.write();
@@ -111,8 +111,8 @@ impl Engine {
         }
     }
 
-    /// Serves what this watch reports now, unless a `direct` look says that it has found something, and timers
-    /// that have expired, for a thread of an event loop; from time to time also all other sources, for which
+    /// Serves what this watch reports now, unless a `direct` look says that it has found something, and
+    /// timers that have expired, for a thread of an event loop; from time to time also all other sources, for which
     /// the background thread leaves it the time.
     pub(crate) fn serve_beside(&self, watch: &Watch, direct: impl FnOnce() -> bool) {
         let mut uncancelled = None;

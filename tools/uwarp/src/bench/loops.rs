@@ -1,5 +1,5 @@
-//! `uwarp bench loops`: a server that is one event loop, whose clients are in another one, beside the same over
-//! TCP sockets. `loops.c` is both ends, compiled by the user's cc: a program as users write them.
+//! `uwarp bench loops`: a server that is one event loop, whose clients are in another one, beside the same
+//! over TCP sockets. `loops.c` is both ends, compiled by the user's cc: a program as users write them.
 //!
 //! In each round every way is measured, one after the other, so the machine's other work is in all of them.
 
