@@ -112,8 +112,8 @@ impl Engine {
     }
 
     /// Serves what this watch reports now, unless a `direct` look says that it has found something, and
-    /// timers that have expired, for a thread of an event loop; from time to time also all other sources, for which
-    /// the background thread leaves it the time.
+    /// timers that have expired, for a thread of an event loop; from time to time also all other sources, for
+    /// which the background thread leaves it the time.
     pub(crate) fn serve_beside(&self, watch: &Watch, direct: impl FnOnce() -> bool) {
         let mut uncancelled = None;
         if !direct() {
