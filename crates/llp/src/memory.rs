@@ -11,6 +11,8 @@
 //! a line of its own ([`ledger`]). Who has said something new sets the lane's bit in the peer's ready word;
 //! if a thread of the peer's sleeps, which its [`board`] shows, it rings the peer's [`bell`].
 //!
+//! [`datagrams`] go through lanes of slabs of their own, and the rings have records then.
+//!
 //! The peer is a process that may do anything to this memory: each word is copied, then checked, and bytes
 //! are only copied. What it can spoil is its own streams.
 //!
@@ -21,6 +23,7 @@
 
 pub mod bell;
 pub mod board;
+pub mod datagrams;
 pub mod lane;
 pub mod ledger;
 pub mod pair;

@@ -42,8 +42,8 @@ pub struct Lane {
 /// This process's use of a lane, and what it says there. Its end is the end of that use.
 #[derive(Debug)]
 pub struct End {
-    slab: Arc<Slab>,
-    lane: usize,
+    pub(super) slab: Arc<Slab>,
+    pub(super) lane: usize,
     mine: Mine,
     /// The peer uses it, too.
     agreed: bool,
@@ -77,7 +77,7 @@ impl End {
     }
 
     #[inline]
-    fn their_line(&self) -> &Line {
+    pub(super) fn their_line(&self) -> &Line {
         self.slab.line(self.slab.side().peer(), self.lane)
     }
 

@@ -13,7 +13,7 @@ const TAIL: usize = 0;
 const HEAD: usize = 1;
 /// Messages of the peer's that are acknowledged.
 const ACKED: usize = 2;
-/// This end waits for the peer to acknowledge so many.
+/// This end waits for the peer to acknowledge so many. Of datagrams: so many found no room.
 const WANT: usize = 3;
 /// [`Flags`].
 const FLAGS: usize = 4;
@@ -173,9 +173,15 @@ impl Theirs {
     /// Looks for more bytes. `head`: how many were taken.
     #[inline]
     pub fn hear_tail(&mut self, line: &Line, head: u64) -> Result<u64, Nonsense> {
+        self.hear_tail_of(line, head, RING)
+    }
+
+    /// As [`Self::hear_tail`], of a ring of this size.
+    #[inline]
+    pub fn hear_tail_of(&mut self, line: &Line, head: u64, ring: u64) -> Result<u64, Nonsense> {
         let tail = line[TAIL].load(Ordering::Acquire);
         if tail != self.tail {
-            if tail < self.tail || tail - head > RING {
+            if tail < self.tail || tail - head > ring {
                 return Err(Nonsense);
             }
             self.tail = tail;

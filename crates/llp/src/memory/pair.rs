@@ -10,7 +10,7 @@ use uwarp_process::Descriptor;
 
 use super::bell;
 use super::board::PeerBoard;
-use crate::sync::AtomicU64;
+use crate::sync::{AtomicU64, Ordering};
 
 /// An eventfd that wakes one process for another. It is never read: a watch for edges reports each ring.
 #[derive(Debug)]
@@ -65,6 +65,8 @@ pub struct Pair {
     peer: OnceLock<(PeerBoard, Bell)>,
     /// The epoch of the board for which the bell was rung last.
     rung: AtomicU64,
+    /// The peer is not heard any more; not 0.
+    over: AtomicU64,
 }
 
 impl Pair {
@@ -83,6 +85,18 @@ impl Pair {
     /// Whether the peer has passed them.
     pub fn is_known(&self) -> bool {
         self.peer.get().is_some()
+    }
+
+    /// The peer is not heard any more: it is gone, most likely. Streams have connections of their own that
+    /// say so; datagrams have not.
+    pub fn end(&self) {
+        self.over.store(1, Ordering::Release);
+    }
+
+    /// Whether that was said.
+    #[inline]
+    pub fn is_over(&self) -> bool {
+        self.over.load(Ordering::Acquire) != 0
     }
 
     #[inline]

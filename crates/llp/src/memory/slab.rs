@@ -3,6 +3,9 @@
 //! The geometry belongs to the version that the two ends have agreed on; nothing of it is read from the slab.
 //! All of it are addresses: a page is in use when it is written, and a ring with little in it stays in its
 //! first page.
+//!
+//! A slab for datagrams has fewer lanes and longer rings: a stream's sender waits for room, a datagram only
+//! for a moment.
 
 use std::os::fd::{AsFd as _, OwnedFd};
 use std::sync::Arc;
@@ -23,10 +26,40 @@ const LINES: usize = 4096;
 const RINGS: usize = LINES + 2 * LANES * LINE;
 const SIZE: usize = RINGS + 2 * LANES * RING as usize;
 
+/// Bytes of a ring of datagrams: as many of one kilobyte as a UDP socket keeps here.
+pub const LONG_RING: u64 = 2 << 20;
+const LONG_LANES: usize = LANES * RING as usize / LONG_RING as usize;
+
+/// What the lanes of a slab carry.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Carries {
+    /// Streams.
+    Streams,
+    /// Datagrams.
+    Datagrams,
+}
+
+impl Carries {
+    fn lanes(self) -> usize {
+        match self {
+            Self::Streams => LANES,
+            Self::Datagrams => LONG_LANES,
+        }
+    }
+
+    fn ring(self) -> usize {
+        match self {
+            Self::Streams => RING as usize,
+            Self::Datagrams => LONG_RING as usize,
+        }
+    }
+}
+
 /// One process's view of a slab.
 #[derive(Debug)]
 pub struct Slab {
     memory: Shared,
+    carries: Carries,
     side: Side,
     peer: Arc<Pair>,
     /// What the engine calls each lane; 0: nothing.
@@ -43,21 +76,41 @@ const USED: u64 = 1;
 const LEFT: u64 = 2;
 
 impl Slab {
-    /// Makes one, and the descriptor for the peer. The calling process has connected.
+    /// Makes one for streams, and the descriptor for the peer. The calling process has connected.
     pub fn create(peer: Arc<Pair>) -> Result<(Arc<Self>, OwnedFd), Refused> {
+        Self::create_for(Carries::Streams, peer)
+    }
+
+    /// Makes one that carries these.
+    pub fn create_for(carries: Carries, peer: Arc<Pair>) -> Result<(Arc<Self>, OwnedFd), Refused> {
         let (memory, fd) = Shared::create(c"uwarp-slab", SIZE, Writers::All)?;
-        Ok((Self::over(memory, Side::Initiator, peer), fd))
+        Ok((Self::over(memory, carries, Side::Initiator, peer), fd))
     }
 
-    /// The one that the peer has made.
+    /// The one for streams that the peer has made.
     pub fn open(fd: OwnedFd, peer: Arc<Pair>) -> Result<Arc<Self>, Refused> {
-        let memory = Shared::open(fd.as_fd(), SIZE, true)?;
-        Ok(Self::over(memory, Side::Responder, peer))
+        Self::open_for(Carries::Streams, fd, peer)
     }
 
-    fn over(memory: Shared, side: Side, peer: Arc<Pair>) -> Arc<Self> {
+    /// The one that the peer has made for these.
+    pub fn open_for(carries: Carries, fd: OwnedFd, peer: Arc<Pair>) -> Result<Arc<Self>, Refused> {
+        let memory = Shared::open(fd.as_fd(), SIZE, true)?;
+        Ok(Self::over(memory, carries, Side::Responder, peer))
+    }
+
+    fn over(memory: Shared, carries: Carries, side: Side, peer: Arc<Pair>) -> Arc<Self> {
         let words = || std::array::from_fn(|_| AtomicU64::new(0));
-        Arc::new(Self { memory, side, peer, names: words(), uses: words() })
+        Arc::new(Self { memory, carries, side, peer, names: words(), uses: words() })
+    }
+
+    /// What its lanes carry.
+    pub fn carries(&self) -> Carries {
+        self.carries
+    }
+
+    /// The two processes.
+    pub(super) fn pair(&self) -> &Pair {
+        &self.peer
     }
 
     /// Which end this process is.
@@ -72,7 +125,7 @@ impl Slab {
             LEFT => Theirs::flags(self.line(self.side.peer(), lane)).has(Flags::LEFT).then_some(()),
             _ => None,
         };
-        let mut lanes = 0..LANES;
+        let mut lanes = 0..self.carries.lanes();
         lanes.find(|lane| {
             free(lane).is_some_and(|()| {
                 let was = self.uses[*lane].load(Ordering::Relaxed);
@@ -85,7 +138,8 @@ impl Slab {
     /// The peer has taken this lane for a new stream. Returns whether that is possible: there is such a lane,
     /// and no stream of this process uses it.
     pub fn claim_lane(&self, lane: usize) -> bool {
-        self.uses.get(lane).is_some_and(|usage| usage.swap(USED, Ordering::AcqRel) != USED)
+        let uses = self.uses.get(..self.carries.lanes()).unwrap_or_default();
+        uses.get(lane).is_some_and(|usage| usage.swap(USED, Ordering::AcqRel) != USED)
     }
 
     /// This process has left a lane that both ends have used. (One that the peer may begin to use late is
@@ -99,6 +153,11 @@ impl Slab {
     /// Whether a stream of this process uses it.
     pub fn is_used(&self) -> bool {
         self.uses.iter().any(|usage| usage.load(Ordering::Acquire) == USED)
+    }
+
+    /// Calls `each` with the name of each lane that has one.
+    pub fn names(&self, each: impl FnMut(u64)) {
+        self.names.iter().map(|name| name.load(Ordering::Acquire)).filter(|name| *name != 0).for_each(each);
     }
 
     /// Calls `each` with the name of each lane that has news for this process.
@@ -134,20 +193,21 @@ impl Slab {
     /// A ring.
     #[inline]
     pub(super) fn ring(&self, side: Side, lane: usize) -> MemSeg {
-        self.memory.seg(Self::ring_at(side, lane), RING as usize)
+        self.memory.seg(self.ring_at(side, lane), self.carries.ring())
     }
 
     /// Gives a ring's pages back: they are zero.
     pub(super) fn clear(&self, side: Side, lane: usize) {
-        self.memory.clear(Self::ring_at(side, lane), RING as usize);
+        self.memory.clear(self.ring_at(side, lane), self.carries.ring());
     }
 
     pub(super) fn is_parents(&self) -> bool {
         self.memory.is_parents()
     }
 
-    fn ring_at(side: Side, lane: usize) -> usize {
-        RINGS + (lane % LANES * 2 + side.index()) * RING as usize
+    #[inline]
+    fn ring_at(&self, side: Side, lane: usize) -> usize {
+        RINGS + (lane % self.carries.lanes() * 2 + side.index()) * self.carries.ring()
     }
 
     fn ready(&self, side: Side) -> &AtomicU64 {

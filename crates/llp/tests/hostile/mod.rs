@@ -8,9 +8,10 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
 use uwarp_llp::link::Counts;
+use uwarp_llp::memory::datagrams::{Inbox, Outbox, Put, Took};
 use uwarp_llp::memory::lane::{End, Lane};
 use uwarp_llp::memory::pair::Pair;
-use uwarp_llp::memory::slab::Slab;
+use uwarp_llp::memory::slab::{Carries, LONG_RING, Slab};
 use uwarp_llp::{LowerLayer as _, Stop};
 use uwarp_mem::shared::{LINE, Shared};
 use uwarp_mem::{MemSeg, copy_in};
@@ -216,5 +217,122 @@ fn scattered(lane: &mut Lane, way: &mut Way, input: &mut Input<'_>, spoiled: boo
             arrived(way, &rest[..got.saturating_sub(first + second)], spoiled);
         }
         Err(stop) => nothing(way, stop, spoiled),
+    }
+}
+
+/// The same of a lane with datagrams.
+pub fn datagrams(bytes: &[u8]) {
+    uwarp_mem::guard::arm();
+    let ring = LONG_RING as usize;
+    let (made, fd) = Slab::create_for(Carries::Datagrams, Arc::new(Pair::default())).expect("memory");
+    let stranger = Shared::open(std::os::fd::AsFd::as_fd(&fd), SLAB, true).expect("memory");
+    let opened = Slab::open_for(Carries::Datagrams, fd, Arc::new(Pair::default())).expect("memory");
+    let number = made.take_lane().expect("a lane");
+    assert!(opened.claim_lane(number));
+    let mut ends = [&made, &opened].map(|slab| End::new(slab.clone(), number).into_datagrams());
+    let mut ways: [Datagrams; 2] = [(); 2].map(|()| Datagrams::default());
+    let mut spoiled = false;
+    for step in bytes.chunks(STEP) {
+        let mut input = Input(step);
+        let step = input.byte();
+        let (end, step) = (usize::from(step & 1), step >> 1);
+        let (outbox, inbox) = &mut ends[end];
+        match step % 9 {
+            0 | 1 => put(outbox, &mut ways[end], &mut input, spoiled),
+            2 => {
+                outbox.show();
+                ways[end].shown = ways[end].sent.len();
+            }
+            3 | 4 => take(inbox, &mut ways[1 - end], spoiled),
+            5 => {
+                inbox.release();
+                ways[1 - end].unreleased = 0;
+            }
+            6 => {
+                let lost = inbox.newly_lost();
+                let way = &mut ways[1 - end];
+                assert!(spoiled || lost == std::mem::take(&mut way.lost));
+                assert!(spoiled || inbox.has_news() == (way.shown > 0) || way.empty > 0);
+            }
+            7 => {
+                let line = stranger.line(LINES + (number * 2 + end) * LINE);
+                let word = &line[usize::from(input.byte()) % line.len()];
+                word.store(input.value(word.load(Ordering::SeqCst)), Ordering::SeqCst);
+                spoiled = true;
+            }
+            _ => {
+                let at = RINGS + (number * 2 + end) * ring + input.length() % ring;
+                if input.byte() < 200 {
+                    let _ = copy_in(stranger.seg(at / 8 * 8, 8), &[input.byte(), input.byte(), 0]);
+                } else {
+                    stranger.clear(at / 4096 * 4096, 16384);
+                }
+                spoiled = true;
+            }
+        }
+    }
+}
+
+/// Datagrams one way.
+#[derive(Default)]
+struct Datagrams {
+    sent: VecDeque<Vec<u8>>,
+    shown: usize,
+    /// Bytes of the ring that were read, and not released.
+    unreleased: u64,
+    lost: u64,
+    empty: usize,
+}
+
+fn record(len: usize) -> u64 {
+    8 + (len as u64).next_multiple_of(8)
+}
+
+fn put(outbox: &mut Outbox, way: &mut Datagrams, input: &mut Input<'_>, spoiled: bool) {
+    let (first, len) = (input.byte(), input.length() % 65_508);
+    let bytes: Vec<u8> = (0..len).map(|i| first.wrapping_add(i as u8)).collect();
+    let put = outbox.put(&bytes);
+    if spoiled {
+        return;
+    }
+    let used = way.unreleased + way.sent.iter().map(|bytes| record(bytes.len())).sum::<u64>();
+    // Empty records are not followed here: their room is free later than it seems.
+    match put {
+        Put::Taken => assert!(used + record(len) <= LONG_RING, "there is no room"),
+        Put::Full => {
+            assert!(used + record(len) + 8 * way.empty as u64 > LONG_RING, "there is room");
+            if first < 128 {
+                outbox.wants_room();
+            } else {
+                outbox.lose();
+                way.lost += 1;
+            }
+            return;
+        }
+        Put::Over => panic!("nobody has ended it"),
+    }
+    if bytes.is_empty() {
+        way.empty += 1;
+    } else {
+        way.sent.push_back(bytes);
+    }
+}
+
+fn take(inbox: &mut Inbox, way: &mut Datagrams, spoiled: bool) {
+    let mut stage = vec![0; 65_536];
+    let took = inbox.take(&mut stage);
+    if spoiled {
+        return;
+    }
+    match took {
+        Took::Datagram(len) => {
+            assert!(way.shown > 0, "a datagram that was not shown");
+            way.shown -= 1;
+            let sent = way.sent.pop_front().expect("a datagram that nobody has sent");
+            assert!(sent == stage[..len], "another datagram");
+            way.unreleased += record(len);
+        }
+        Took::Nothing => assert_eq!(way.shown, 0, "a datagram is missing"),
+        Took::Over => panic!("nobody has ended it"),
     }
 }
