@@ -185,6 +185,27 @@ fn tshark_shows_every_field_of_a_proof() {
 }
 
 #[test]
+fn tshark_shows_every_field_of_what_is_said_about_memory() {
+    let reply = Udp { from: TO, to: FROM, payload: example("A.13") };
+    let all = [from_to(example("A.12")), reply, from_to(example("A.14"))];
+    let out = tshark("memory", &all, "-V -O diwarp");
+    let shown: Vec<&str> = out.lines().map(str::trim).collect();
+    for line in [
+        "Source QPN: 0x4e2103 (port 20001, slot 3)",
+        ".... 0101 = Kind: Memory Request (5)",
+        "Token: 5e5e5e5e5e5e5e5e5e5e5e5e5e5e5e5e",
+        ".... 0110 = Kind: Memory Reply (6)",
+        "Process: 11111111111111111111111111111111",
+        ".... 0111 = Kind: Memory Begins (7)",
+        "Word: 22222222222222222222222222222222",
+        "[CRC32c status: Good]",
+    ] {
+        assert!(shown.contains(&line), "no line {line:?} in:\n{out}");
+    }
+    assert!(!out.contains("Expert"), "{out}");
+}
+
+#[test]
 fn a_wrong_bit_anywhere_is_flagged() {
     let good = example("A.1");
     let broken: Vec<Vec<u8>> = (0..good.len())

@@ -14,8 +14,10 @@ local GROUP = 0xffffff
 
 local KINDS = {
     [0] = "Message", [1] = "Lookup Request", [2] = "Lookup Reply", [3] = "Proof Request", [4] = "Proof Reply",
+    [5] = "Memory Request", [6] = "Memory Reply", [7] = "Memory Begins",
 }
 local PROOF_REQUEST, PROOF_REPLY = 3, 4
+local MEMORY_REQUEST, MEMORY_BEGINS = 5, 7
 local OPCODES = {
     [0] = "RDMA Write", [1] = "Read Request", [2] = "Read Response", [3] = "Send",
     [4] = "Send with Invalidate", [5] = "Send with SE", [6] = "Send with SE and Invalidate",
@@ -78,6 +80,9 @@ local f = {
     token = ProtoField.uint64("diwarp.proof.token", "Token", base.HEX),
     proof_made = ProtoField.uint64("diwarp.proof.made", "Cookie: made at (clock of its maker)"),
     proof_hash = ProtoField.uint64("diwarp.proof.hash", "Cookie: hash", base.HEX),
+    memory_token = ProtoField.bytes("diwarp.memory.token", "Token"),
+    memory_name = ProtoField.bytes("diwarp.memory.name", "Process"),
+    memory_word = ProtoField.bytes("diwarp.memory.word", "Word"),
     body = ProtoField.bytes("diwarp.body", "Body"),
     crc = ProtoField.uint32("diwarp.crc", "CRC32c", base.HEX),
     crc_status = ProtoField.string("diwarp.crc.status", "CRC32c status"),
@@ -225,6 +230,16 @@ local function dissect_proof(body, tree, kind)
     add(tree, f.proof_hash, body(16, 8))
 end
 
+local function dissect_memory(body, tree)
+    if body:len() ~= 48 then
+        add(tree, f.body, body, "What is said about memory has 72 bytes")
+        return
+    end
+    add(tree, f.memory_token, body(0, 16))
+    add(tree, f.memory_name, body(16, 16))
+    add(tree, f.memory_word, body(32, 16))
+end
+
 function diwarp.dissector(buffer, pinfo, root)
     pinfo.cols.protocol = "D-iWARP"
     local tree = root:add(diwarp, buffer())
@@ -243,7 +258,8 @@ function diwarp.dissector(buffer, pinfo, root)
     add(tree, f.version, buffer(0, 1))
     local item = add(tree, f.source, buffer(1, 3))
     local is_proof = kind == PROOF_REQUEST or kind == PROOF_REPLY
-    local has_numbers = kind == 0 or is_proof
+    local is_memory = kind >= MEMORY_REQUEST and kind <= MEMORY_BEGINS
+    local has_numbers = kind == 0 or is_proof or is_memory
     if has_numbers then
         item:append_text(string.format(" (port %d, slot %d)", port_of(source), bit.band(source, 0xff)))
         if port_of(source) ~= pinfo.src_port then
@@ -252,7 +268,8 @@ function diwarp.dissector(buffer, pinfo, root)
     end
     local at = buffer(4, 1)
     local flag_tree = add(tree, f.flags, at)
-    local what = is_proof and "Immediate data in a proof" or "Immediate data in a lookup"
+    local what = is_proof and "Immediate data in a proof" or is_memory and "Immediate data about memory"
+        or "Immediate data in a lookup"
     add(flag_tree, f.immediate_flag, at, kind ~= 0 and flags >= 0x80 and what)
     add(flag_tree, f.reliable_flag, at, bit.band(flags, 0x40) ~= 0 and "Reliable service: not defined yet")
     add(flag_tree, f.reserved_flags, at, bit.band(flags, 0x30) ~= 0 and "Reserved flags are not 0")
@@ -277,6 +294,8 @@ function diwarp.dissector(buffer, pinfo, root)
             dissect_message(body, tree, summary)
         elseif is_proof then
             dissect_proof(body, tree, kind)
+        elseif is_memory then
+            dissect_memory(body, tree)
         elseif KINDS[kind] then
             dissect_lookup(body, tree, kind, summary)
         else
@@ -289,7 +308,7 @@ function diwarp.dissector(buffer, pinfo, root)
         item:add_proto_expert_info(bad_crc)
         table.insert(summary, "[wrong CRC]")
     end
-    if is_proof then
+    if is_proof or is_memory then
         table.insert(summary, 1, string.format("0x%06x -> 0x%06x %s", source, destination, KINDS[kind]))
     elseif kind == 0 then
         local to = destination == GROUP and "group" or string.format("0x%06x", destination)
@@ -308,7 +327,7 @@ local function is_ours(buffer, pinfo)
         return false
     end
     local kind = bit.band(buffer(4, 1):uint(), 0x0f)
-    local is_named = kind == 0 or kind == PROOF_REQUEST or kind == PROOF_REPLY
+    local is_named = kind == 0 or kind >= PROOF_REQUEST and kind <= MEMORY_BEGINS
     if is_named and port_of(buffer(1, 3):uint()) == pinfo.src_port then
         return true
     end

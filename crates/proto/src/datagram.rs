@@ -10,6 +10,7 @@ use core::fmt;
 
 use uwarp_wire::crc::{self, crc32c};
 use uwarp_wire::datagram::error::ErrorMessage;
+use uwarp_wire::datagram::memory::Memory;
 use uwarp_wire::datagram::proof::Proof;
 use uwarp_wire::datagram::{self, Datagram, FLAG_IMMEDIATE, FLAG_RELIABLE, Header as Extension};
 use uwarp_wire::ddp::{self, Header, QN_SEND, Untagged};
@@ -193,6 +194,17 @@ pub fn parse_proof(datagram: &[u8]) -> Option<Proof> {
     }
     let datagram = Datagram::parse(datagram).ok()?;
     Proof::parse(&datagram).filter(|_| datagram.is_intact())
+}
+
+/// What processes of one host say to each other about memory, if a datagram that [`parse`] rejects is that
+/// (docs/datagram-iwarp.md section 14). The caller checks both numbers.
+pub fn parse_memory(datagram: &[u8]) -> Option<Memory> {
+    // Before the CRC is computed once more.
+    if datagram.len() != Memory::LEN {
+        return None;
+    }
+    let datagram = Datagram::parse(datagram).ok()?;
+    Memory::parse(&datagram).filter(|_| datagram.is_intact())
 }
 
 /// The Error Message that answers a message which was dropped for this reason. `None`: none may be sent,

@@ -1,6 +1,7 @@
 //! Datagram-iWARP (docs/datagram-iwarp.md): the extension header that begins every UDP datagram, and the
 //! datagram as a whole. [`error`] has the Error Message, [`lookup`] what rdma_cm sends, [`proof`] what
-//! connected queue pairs send before they connect by number.
+//! connected queue pairs send before they connect by number, [`memory`] how processes of one host agree on
+//! memory.
 //!
 //! ```text
 //!  0                   1                   2                   3
@@ -24,6 +25,7 @@
 
 pub mod error;
 pub mod lookup;
+pub mod memory;
 pub mod proof;
 
 use core::fmt;
@@ -74,6 +76,12 @@ pub enum Kind {
     ProofRequest,
     /// The answer, with a cookie.
     ProofReply,
+    /// A process asks one of its host for memory: [`memory::Memory`].
+    MemoryRequest,
+    /// The answer.
+    MemoryReply,
+    /// From here on by memory.
+    MemoryBegins,
     /// Unassigned.
     Unknown(u8),
 }
@@ -88,6 +96,9 @@ impl Kind {
             2 => Kind::LookupReply,
             3 => Kind::ProofRequest,
             4 => Kind::ProofReply,
+            5 => Kind::MemoryRequest,
+            6 => Kind::MemoryReply,
+            7 => Kind::MemoryBegins,
             other => Kind::Unknown(other),
         }
     }
@@ -101,6 +112,9 @@ impl Kind {
             Kind::LookupReply => 2,
             Kind::ProofRequest => 3,
             Kind::ProofReply => 4,
+            Kind::MemoryRequest => 5,
+            Kind::MemoryReply => 6,
+            Kind::MemoryBegins => 7,
             Kind::Unknown(code) => code & KIND_MASK,
         }
     }
@@ -115,6 +129,9 @@ impl fmt::Display for Kind {
             Kind::LookupReply => f.write_str("lookup reply"),
             Kind::ProofRequest => f.write_str("proof request"),
             Kind::ProofReply => f.write_str("proof reply"),
+            Kind::MemoryRequest => f.write_str("memory request"),
+            Kind::MemoryReply => f.write_str("memory reply"),
+            Kind::MemoryBegins => f.write_str("memory begins"),
             Kind::Unknown(code) => write!(f, "kind {code:#x}"),
         }
     }

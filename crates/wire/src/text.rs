@@ -18,6 +18,7 @@ use core::fmt;
 
 use crate::datagram;
 use crate::datagram::lookup::{Reply, Request};
+use crate::datagram::memory::Memory;
 use crate::datagram::proof::Proof;
 use crate::ddp::{self, Header};
 use crate::rdmap::{
@@ -89,7 +90,7 @@ impl fmt::Display for DatagramLine<'_> {
         let Ok(extension) = datagram::Header::parse(self.head) else {
             return write!(f, "{} bytes", self.len);
         };
-        // Of a lookup and of a proof, all of it is there.
+        // Of a lookup, a proof, and what is about memory, all of it is there.
         if self.head.len() == self.len
             && let Ok(whole) = datagram::Datagram::parse(self.head)
         {
@@ -101,6 +102,9 @@ impl fmt::Display for DatagramLine<'_> {
             }
             if let Some(proof) = Proof::parse(&whole) {
                 return proof.fmt(f);
+            }
+            if let Some(memory) = Memory::parse(&whole) {
+                return memory.fmt(f);
             }
         }
         write!(f, "{extension} ")?;

@@ -4,6 +4,7 @@
 use proptest::prelude::*;
 use uwarp_wire::datagram::error::{self, ErrorMessage};
 use uwarp_wire::datagram::lookup::{self, Reply, Request, Status};
+use uwarp_wire::datagram::memory::{Memory, Says};
 use uwarp_wire::datagram::proof::Proof;
 use uwarp_wire::datagram::{self, Datagram, FLAG_IMMEDIATE, FLAG_RELIABLE, Header, QPN_MULTICAST};
 use uwarp_wire::ddp::{QN_SEND, Untagged};
@@ -30,6 +31,17 @@ const TO_GROUP: Header = Header {
     immediate: 0x0102_0304,
     ..TO_ONE
 };
+const ASK: Memory = Memory {
+    source_qpn: TO_ONE.source_qpn,
+    destination_qpn: TO_ONE.destination_qpn,
+    says: Says::Request { token: [0x5E; 16] },
+};
+const OFFER: Memory = Memory {
+    source_qpn: TO_ONE.destination_qpn,
+    destination_qpn: TO_ONE.source_qpn,
+    says: Says::Offer { token: [0x5E; 16], name: [0x11; 16], word: [0x22; 16] },
+};
+const BEGINS: Memory = Memory { says: Says::Begins { word: [0x22; 16] }, ..ASK };
 const TOO_LONG: TerminateError = TerminateError::UntaggedBuffer(UntaggedBuffer::TooLong);
 const COMPLAINT: ErrorMessage = ErrorMessage {
     source_qpn: TO_ONE.destination_qpn,
@@ -157,6 +169,9 @@ fn the_specification_has_these_bytes() {
         ("A.9 GRH area of A.1 over IPv6", "GRH".into(), area(grh("2001:db8::1", "2001:db8::2"))),
         ("A.10 Proof Request", PROOF_REQUEST.to_string(), PROOF_REQUEST.to_bytes().to_vec()),
         ("A.11 Proof Reply", PROOF_REPLY.to_string(), PROOF_REPLY.to_bytes().to_vec()),
+        ("A.12 Memory Request", ASK.to_string(), ASK.to_bytes().to_vec()),
+        ("A.13 Memory Reply", OFFER.to_string(), OFFER.to_bytes().to_vec()),
+        ("A.14 Memory Begins", BEGINS.to_string(), BEGINS.to_bytes().to_vec()),
     ];
     let expected: String = cases
         .iter()
