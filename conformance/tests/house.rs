@@ -86,7 +86,7 @@ const CIRCLES: [(&str, &[&str]); 6] = [
     // their counters there. A registry of trait objects would turn the arrows round, and every lookup would
     // end in a downcast to the two types that there are. It keeps what the process shares with its neighbours
     // (docs/adr/049), which settle queue pairs.
-    ("driver", &["host", "nic", "pair", "qp", "shell", "ud"]),
+    ("driver", &["host", "nic", "pair", "qp", "rings", "shell", "ud"]),
     ("rsocket", &["poll", "set", "table"]),
     ("rsocket", &["socket", "upgrade"]),
 ];

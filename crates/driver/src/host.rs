@@ -18,6 +18,7 @@
 mod asked;
 mod asking;
 mod fading;
+mod word;
 mod words;
 
 use std::collections::HashMap;
@@ -36,6 +37,7 @@ use rustix::net::{
 };
 use uwarp_llp::memory::board::Board;
 use uwarp_llp::memory::lane::End;
+use uwarp_llp::memory::slab::{Carries, Slab};
 use uwarp_process::Mutex;
 use uwarp_proto::setup::{Host, HostKey, Negotiated};
 use uwarp_rnic::mr::random_u32;
@@ -46,6 +48,8 @@ use crate::engine::Engine;
 use crate::lanes::Lanes;
 use crate::nic::Nic;
 use crate::qp::{Qp, StreamNumber};
+use crate::rings::Way;
+use crate::source::{Readiness, Token};
 
 use asked::Asked;
 pub use asked::Granted;
@@ -101,8 +105,8 @@ pub fn begin(
             unsettled.stay(Why::Setting);
         }
         (_, Some(neighbours), true) => {
-            if let Err((why, unsettled)) = neighbours.ask(host, ends, unsettled) {
-                unsettled.stay(why);
+            if let Err((why, wants)) = neighbours.ask(host, ends, Wants::Stream(unsettled)) {
+                wants.stay(why);
             }
         }
         (_, Some(neighbours), false) => neighbours.asked.expect(host.nonce, ends, unsettled),
@@ -169,6 +173,37 @@ impl Unsettled {
     }
 }
 
+/// Who asks for memory.
+pub(crate) enum Wants {
+    /// An initiator's stream.
+    Stream(Unsettled),
+    /// The datagrams between two ports.
+    Datagrams(Arc<Way>),
+}
+
+impl Wants {
+    fn settle(self, end: End) {
+        match self {
+            Self::Stream(unsettled) => unsettled.settle(end),
+            Self::Datagrams(way) => way.settle(end),
+        }
+    }
+
+    fn stay(self, why: Why) {
+        match self {
+            Self::Stream(unsettled) => unsettled.stay(why),
+            Self::Datagrams(way) => way.stay(why),
+        }
+    }
+
+    fn carries(&self) -> Carries {
+        match self {
+            Self::Stream(_) => Carries::Streams,
+            Self::Datagrams(_) => Carries::Datagrams,
+        }
+    }
+}
+
 impl Neighbours {
     pub(crate) fn start(nic: &Nic) -> Result<Arc<Self>, Why> {
         if is_sandboxed() {
@@ -182,7 +217,7 @@ impl Neighbours {
         let key = HostKey { incarnation, key };
         let lanes = nic.lanes().map_err(|_| Why::NoResources)?;
         let engine = nic.engine().clone();
-        let asked = Asked::listen(&engine, &lanes, &incarnation).map_err(|_| Why::NoResources)?;
+        let asked = Asked::listen(&engine, &lanes, key, nic.me()).map_err(|_| Why::NoResources)?;
         Ok(Arc::new(Self { engine, key, lanes, asked, asking: Mutex::default() }))
     }
 
@@ -191,12 +226,17 @@ impl Neighbours {
         self.key
     }
 
-    fn ask(&self, host: Host, ends: [SocketAddr; 2], unsettled: Unsettled) -> Result<(), (Why, Unsettled)> {
+    /// What the owner of the second of these ends, a UDP port, is told: whoever shows it joins with that end.
+    pub(crate) fn word_for(&self, ends: [SocketAddr; 2]) -> [u8; 16] {
+        self.asked.word_for(ends)
+    }
+
+    pub(crate) fn ask(&self, host: Host, ends: [SocketAddr; 2], wants: Wants) -> Result<(), (Why, Wants)> {
         let asking = match self.asking(host.incarnation) {
             Ok(asking) => asking,
-            Err(why) => return Err((why, unsettled)),
+            Err(why) => return Err((why, wants)),
         };
-        let result = asking.ask(host.nonce, ends, unsettled);
+        let result = asking.ask(host.nonce, ends, wants);
         if let Err((why, _)) = &result {
             self.forget(host.incarnation, &asking, *why);
         }
@@ -277,6 +317,14 @@ fn has_filters_of_its_own() -> bool {
         None => filters("1"),
     };
     inherited.is_none_or(|inherited| own > inherited)
+}
+
+/// The process at the other end is not heard any more. Streams know that by their connections; the lanes with
+/// datagrams are looked at.
+fn end_datagrams(engine: &Engine, slabs: &[Arc<Slab>]) {
+    for slab in slabs.iter().filter(|slab| slab.carries() == Carries::Datagrams) {
+        slab.names(|name| engine.raise(Token(name), Readiness::ANY));
+    }
 }
 
 /// Sends one message with descriptors. Never waits.

@@ -15,7 +15,8 @@
 //! * [`stat`]: what `uwarp stat` sees. [`credentials`]: who asks, there and of a neighbour of the host.
 //! * [`config`]: the environment. [`address`], [`netdev`]: the host. [`devices`]: which devices programs see.
 //!   [`port`]: what a device's port consists of, and when that changes.
-//! * `held`: datagrams that wait a moment for more; `proofs`: those that prove a queue pair's number.
+//! * `rings`: datagrams that go by memory. `held`: datagrams that wait a moment for more; `proofs`: those
+//!   that prove a queue pair's number.
 //! * `attended`: a lock whose holder does the work of those who find it taken.
 //! * `fork`, [`waits`]: the process and its threads.
 //!
@@ -63,6 +64,7 @@ pub mod qp;
 mod qpn;
 pub mod quota;
 mod raised;
+mod rings;
 mod shell;
 mod sleep;
 mod source;

@@ -105,6 +105,7 @@ impl ProofPort {
 
 /// The device of this process.
 pub struct Nic {
+    me: Weak<Self>,
     engine: Arc<Engine>,
     pub(crate) numbers: Numbers<WeakQueuePair>,
     /// See [`Self::changes`].
@@ -127,8 +128,10 @@ pub struct Nic {
 impl Nic {
     /// A device that the program does not use yet, and its engine's thread.
     pub(crate) fn start() -> io::Result<Arc<Self>> {
-        Ok(Arc::new(Self {
-            engine: background::start()?,
+        let engine = background::start()?;
+        Ok(Arc::new_cyclic(|me| Self {
+            me: me.clone(),
+            engine,
             numbers: Numbers::default(),
             changes: AtomicU64::new(0),
             datagram_ports: Mutex::default(),
@@ -139,6 +142,10 @@ impl Nic {
             lanes: Mutex::default(),
             neighbours: Mutex::default(),
         }))
+    }
+
+    pub(crate) fn me(&self) -> Weak<Self> {
+        self.me.clone()
     }
 
     /// The engine.
@@ -230,8 +237,16 @@ impl Nic {
                 tracing::error!("cannot watch the UDP socket of port {port}: {e}");
                 none
             })?;
+        if let Some(me) = self.me.upgrade() {
+            new.rings().start(&me, &new, port);
+        }
         ports.insert(port, Arc::downgrade(&new));
         Ok(new)
+    }
+
+    /// What serves the datagrams of this port, if there is one.
+    pub(crate) fn served_datagram_port(&self, port: u16) -> Option<Arc<DatagramPort>> {
+        self.datagram_ports.lock().get(&port)?.upgrade()
     }
 
     /// The port of multicast groups, served from now on.

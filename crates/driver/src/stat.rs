@@ -25,6 +25,7 @@ use crate::credentials::Credentials;
 use crate::engine::Engine;
 use crate::nic::Nic;
 use crate::pair::{QueuePair, WeakQueuePair};
+use crate::rings::Carried;
 use crate::source::{Readiness, Source, Token};
 use crate::ud::Unclaimed;
 
@@ -81,6 +82,10 @@ struct Line {
     /// Datagrams that were dropped.
     #[serde(skip_serializing_if = "Option::is_none")]
     drops: Option<Drops>,
+    /// Processes of this host to which datagrams were sent from the port of its number, or that have asked
+    /// for memory there.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    peers: Vec<Carried>,
 }
 
 impl Line {
@@ -101,7 +106,12 @@ impl Line {
             QueuePair::Rc(qp) => Some(qp.query().dest_qp_num).filter(|number| *number != 0),
             QueuePair::Ud(_) => None,
         };
-        Self { qpn: qp.qpn(), service, state: name(state), local, peer, peer_qpn, link, why_tcp, now, drops }
+        let peers = match qp {
+            QueuePair::Rc(_) => Vec::new(),
+            QueuePair::Ud(qp) => qp.carried(),
+        };
+        let (qpn, state) = (qp.qpn(), name(state));
+        Self { qpn, service, state, local, peer, peer_qpn, link, why_tcp, now, drops, peers }
     }
 }
 

@@ -3,52 +3,50 @@
 //! A queue pair number names a port, so the up to 256 queue pairs of a port receive from one socket
 //! ([`DatagramPort`]). Which thread receives is decided as for connected queue pairs: the one that polls, or
 //! the engine's. Each datagram goes to the queue pair that its header names, under that queue pair's lock; a
-//! datagram for nobody is counted and dropped.
+//! datagram for nobody is counted and dropped. Those between processes of one host go by memory (`rings`).
 
+#[path = "ud/delivery.rs"]
+mod delivery;
 #[path = "ud/receivers.rs"]
 mod receivers;
 #[path = "ud/unclaimed.rs"]
 mod unclaimed;
 
 use std::cell::RefCell;
-use std::fmt;
-use std::net::{IpAddr, Ipv4Addr, SocketAddr};
+use std::net::{IpAddr, SocketAddr};
 use std::os::fd::AsRawFd as _;
 use std::sync::{Arc, Weak};
 
 use rustix::io::Errno;
 use smallvec::SmallVec;
 use uwarp_llp::udp::{self, Duplicate, Incoming, Marks, Outgoing, Received, Route, SLOT};
-use uwarp_proto::datagram;
-use uwarp_rnic::ah::{QPN_MULTICAST, port_of};
+use uwarp_rnic::ah::Endpoint;
 use uwarp_rnic::cq::{Coverage, Feeder};
-use uwarp_rnic::qp::{
-    Arrival, Dropped, Drops, PeerError, QpAttr, QpInit, QpModify, QpState, Snapshot, UdCore, UdSendWr,
-};
+use uwarp_rnic::qp::{Drops, PeerError, QpAttr, QpInit, QpModify, QpState, Snapshot, UdCore, UdSendWr};
 use uwarp_rnic::{RecvWr, VerbsError, trace};
-use uwarp_wire::datagram::error::ErrorMessage;
-use uwarp_wire::datagram::proof::Proof;
-use uwarp_wire::terminate::UntaggedBuffer;
 
-use crate::address;
 use crate::attended::Attended;
-use crate::config::{Config, View};
 use crate::engine::{Engine, ParkMark};
 use crate::fork;
 use crate::held::Holder;
 use crate::nic::Nic;
 use crate::pair::QueuePair;
 use crate::proofs::{ProofObserver, Proofs};
+pub use crate::rings::Carried;
+use crate::rings::{Inboxes, Last, Rings};
 use crate::shell::{Shell, post_each, post_together};
 use crate::source::{Readiness, Source, Token};
 use crate::sync::{AtomicBool, AtomicUsize, Mutex, MutexGuard, OnceLock, Ordering, RwLock};
 use receivers::{Member, Receivers};
+use unclaimed::Rate;
 pub use unclaimed::Unclaimed;
 pub(crate) use unclaimed::UnclaimedCounters;
-use unclaimed::{ANSWERS, ANSWERS_OF_ONE, Rate, drop_unclaimed};
 
 /// Datagrams received in one turn before other sockets are served.
 const TURN: usize = 256;
+
+/// Where datagrams come by memory, one look in this number is at the socket, too. The system watches it.
+const SOCKET_EVERY: u32 = 16;
 
 /// After this number of datagrams were sent and no thread has received, the sender receives.
 const LOOK_AFTER: usize = 32;
@@ -69,17 +67,6 @@ thread_local! {
     static STAGING: RefCell<Box<[u8]>> = RefCell::new(vec![0; SLOT * udp::BATCH].into_boxed_slice());
 }
 
-fn trace_error(
-    qp: &UdQp,
-    way: trace::Way,
-    peer: SocketAddr,
-    bytes: &[u8],
-    dropped: Option<&dyn fmt::Display>,
-) {
-    let (qpn, len) = (Some(qp.qpn()), bytes.len());
-    trace::datagram(trace::Datagram { qpn, way, peer, group: None, head: bytes, len, dropped });
-}
-
 /// Held by the thread that is receiving.
 struct Receiver {
     parked: Option<ParkMark>,
@@ -87,6 +74,10 @@ struct Receiver {
     batch: usize,
     /// The last call filled all its slots.
     full: bool,
+    /// From other processes of this host.
+    inboxes: Inboxes,
+    /// Looks at these since the last one at the socket.
+    looks: u32,
 }
 
 /// The UDP socket of one port.
@@ -107,6 +98,8 @@ pub(crate) struct DatagramPort {
     blocked: Mutex<Vec<Weak<UdQp>>, 19>,
     unclaimed: Arc<UnclaimedCounters>,
     proofs: Proofs,
+    /// Datagrams that go by memory.
+    rings: Rings,
 }
 
 impl DatagramPort {
@@ -147,12 +140,19 @@ impl DatagramPort {
             watched,
             token: OnceLock::new(),
             receivers,
-            receiver: Attended::new(Receiver { parked: None, batch: 1, full: false }),
+            receiver: Attended::new(Receiver {
+                parked: None,
+                batch: 1,
+                full: false,
+                inboxes: Inboxes::default(),
+                looks: 0,
+            }),
             polled: AtomicBool::new(false),
             sent: AtomicUsize::new(0),
             blocked: Mutex::default(),
             unclaimed: unclaimed.clone(),
             proofs: Proofs::new(observer),
+            rings: Rings::default(),
             socket,
         });
         this.socket.make_room();
@@ -176,24 +176,40 @@ impl DatagramPort {
         self.proofs.report();
     }
 
+    /// Its datagrams that go by memory.
+    pub(crate) fn rings(&self) -> &Rings {
+        &self.rings
+    }
+
+    /// Sends what is no message: it may be lost.
+    pub(crate) fn send_plain(&self, to: SocketAddr, from: IpAddr, bytes: &[u8]) -> Result<usize, Errno> {
+        trace::unclaimed(trace::Way::Out, to, bytes, None);
+        self.socket.send(&[Outgoing { route: &Route { to, from: Some(from) }, bytes }])
+    }
+
     /// Sends a proof. If it is lost, it is asked for again.
     pub(crate) fn send_proof(&self, route: &Route, bytes: &[u8]) {
         trace::unclaimed(trace::Way::Out, route.to, bytes, None);
         let _ = self.socket.send(&[Outgoing { route, bytes }]);
     }
 
-    fn take_proof(&self, proof: Proof, bytes: &[u8], incoming: &Incoming) {
-        let unclaimed = &*self.unclaimed;
-        let Receivers::Numbers { port, .. } = self.receivers else {
-            return drop_unclaimed(&unclaimed.unknown, &"unknown", bytes, incoming);
-        };
-        if port_of(proof.source_qpn) != incoming.from.port() {
-            return drop_unclaimed(&unclaimed.spoofed, &"spoofed", bytes, incoming);
+    /// Takes what other processes of this host have written; returns how many datagrams.
+    fn read_rings(&self, receiver: &mut Receiver) -> usize {
+        if !self.rings.any() {
+            return 0;
         }
-        if port_of(proof.destination_qpn) != port || !self.proofs.take(incoming.from, incoming.to, proof) {
-            return drop_unclaimed(&unclaimed.unknown, &"unknown", bytes, incoming);
+        self.sent.store(0, Ordering::Relaxed);
+        let lost = |more| _ = self.unclaimed.no_room.fetch_add(more, Ordering::Relaxed);
+        self.rings.read(&mut receiver.inboxes, |bytes, incoming| self.deliver(bytes, incoming), lost)
+    }
+
+    /// News of these, or of one that is new.
+    pub(crate) fn look_at_rings(&self) {
+        if let Some(mut receiver) = self.receiver.look() {
+            self.read_rings(&mut receiver);
+            self.release(receiver);
         }
-        trace::unclaimed(trace::Way::In, incoming.from, bytes, None);
+        self.report_proofs();
     }
 
     /// Receives in one call to the system; returns how many datagrams.
@@ -222,7 +238,7 @@ impl DatagramPort {
 
     /// Receives until the socket is empty, or it is others' turn.
     fn drain(&self, receiver: &mut Receiver) {
-        let mut received = 0;
+        let mut received = self.read_rings(receiver);
         while received < TURN {
             match self.receive_some(receiver) {
                 Ok(n) => received += n,
@@ -238,95 +254,17 @@ impl DatagramPort {
         }
     }
 
-    fn deliver(&self, bytes: &[u8], incoming: &Incoming) {
-        let unclaimed = &*self.unclaimed;
-        if incoming.truncated {
-            return drop_unclaimed(&unclaimed.malformed, &"malformed (truncated)", bytes, incoming);
-        }
-        let message = match datagram::parse(bytes) {
-            Ok(message) => message,
-            Err(reject) => {
-                if let Some(error) = datagram::parse_error(bytes) {
-                    return self.hear(&error, bytes, incoming);
-                }
-                if let Some(proof) = datagram::parse_proof(bytes) {
-                    return self.take_proof(proof, bytes, incoming);
-                }
-                tracing::debug!(from = %incoming.from, "datagram dropped: {reject}");
-                let why = format_args!("malformed ({reject})");
-                return drop_unclaimed(&unclaimed.malformed, &why, bytes, incoming);
-            }
-        };
-        if port_of(message.head.source_qpn) != incoming.from.port() {
-            return drop_unclaimed(&unclaimed.spoofed, &"spoofed", bytes, incoming);
-        }
-        let arrival =
-            Arrival { from: incoming.from.ip(), to: incoming.to, slid: shown_lid(incoming.from.ip()) };
-        let receivers = self.receivers.find(message.head.destination_qpn, incoming);
-        if receivers.is_empty() {
-            return drop_unclaimed(&unclaimed.unknown, &"unknown", bytes, incoming);
-        }
-        for qp in receivers {
-            let mut inner = qp.inner.lock();
-            if message.head.destination_qpn == QPN_MULTICAST && !inner.groups.contains(&incoming.to) {
-                // It has left since. Nothing may complete after ibv_detach_mcast has returned.
-                continue;
-            }
-            if let Err(dropped) = inner.core.deliver(&message, &arrival) {
-                drop(inner);
-                tracing::debug!(qpn = qp.qpn(), from = %incoming.from, "datagram dropped: {dropped}");
-                self.answer(&qp, dropped, bytes, incoming);
-            }
-        }
-    }
-
-    /// Says to the sender of a message why it was dropped: never in more bytes than it had, never to a group,
-    /// and only so often. The sender may be an address that somebody has forged.
-    fn answer(&self, qp: &UdQp, dropped: Dropped, bytes: &[u8], incoming: &Incoming) {
-        let why = match dropped {
-            Dropped::NoReceive => UntaggedBuffer::NoBuffer,
-            Dropped::TooLong => UntaggedBuffer::TooLong,
-            Dropped::State | Dropped::Qkey => return,
-        };
-        let many = matches!(self.receivers, Receivers::Groups(_))
-            || incoming.to.is_multicast()
-            || incoming.to == IpAddr::V4(Ipv4Addr::BROADCAST);
-        let Some(error) = datagram::answer(bytes, why).filter(|_| !many) else { return };
-        if !qp.answers.allows(ANSWERS_OF_ONE) || !self.unclaimed.answers.allows(ANSWERS) {
-            return;
-        }
-        let (route, bytes) = (Route { to: incoming.from, from: Some(incoming.to) }, error.to_bytes());
-        // What the system does not take now is lost: it is advice.
-        if self.socket.send(&[Outgoing { route: &route, bytes: &bytes }]).is_ok() {
-            trace_error(qp, trace::Way::Out, incoming.from, &bytes, None);
-        }
-    }
-
-    /// A peer says that it has dropped a message.
-    fn hear(&self, error: &ErrorMessage, bytes: &[u8], incoming: &Incoming) {
-        let unclaimed = &*self.unclaimed;
-        if port_of(error.source_qpn) != incoming.from.port() {
-            return drop_unclaimed(&unclaimed.spoofed, &"spoofed", bytes, incoming);
-        }
-        let receivers = self.receivers.find(error.destination_qpn, incoming);
-        // A group has sent nothing.
-        let Some(qp) = receivers.first().filter(|_| error.destination_qpn != QPN_MULTICAST) else {
-            return drop_unclaimed(&unclaimed.unknown, &"unknown", bytes, incoming);
-        };
-        let heard = qp.inner.lock().core.handle_error(error, incoming.from.ip());
-        match heard {
-            Ok(()) => trace_error(qp, trace::Way::In, incoming.from, bytes, None),
-            Err(Some(dropped)) => trace_error(qp, trace::Way::In, incoming.from, bytes, Some(&dropped)),
-            // It is about an earlier queue pair of this number, or made up.
-            Err(None) => drop_unclaimed(&unclaimed.spoofed, &"spoofed", bytes, incoming),
-        }
-    }
-
     /// A thread polls: receives once. Only the system reports room to a queue pair that waits for room to
     /// send.
     fn make_progress(&self, in_earnest: bool) -> Coverage {
         let mut blocked = !self.blocked.lock().is_empty();
         if let Some(mut receiver) = self.receiver.try_lock() {
+            if self.rings.any() && self.look_at_rings_first(&mut receiver) {
+                self.release(receiver);
+                self.report_proofs();
+                return if blocked { Coverage::Partial } else { Coverage::Complete };
+            }
+            let in_earnest = in_earnest && !self.rings.any();
             let parked = receiver.parked.is_some_and(|mark| self.engine.is_parked(mark));
             if in_earnest && !blocked && !parked {
                 receiver.parked = self.token.get().and_then(|token| self.engine.park(*token));
@@ -345,6 +283,22 @@ impl DatagramPort {
             self.report_proofs();
         }
         if blocked { Coverage::Partial } else { Coverage::Complete }
+    }
+
+    /// For a thread that polls: reads the rings, and returns whether that is all this time. The system
+    /// watches the socket meanwhile, because this thread seldom looks there.
+    fn look_at_rings_first(&self, receiver: &mut Receiver) -> bool {
+        self.rings.use_room();
+        self.read_rings(receiver);
+        if receiver.parked.take().is_some() {
+            self.engine.unpark();
+        }
+        receiver.looks += 1;
+        if receiver.looks < SOCKET_EVERY {
+            return true;
+        }
+        receiver.looks = 0;
+        false
     }
 
     fn add_member(&self, qp: &Weak<UdQp>, group: IpAddr, interface: u32) -> Result<(), VerbsError> {
@@ -432,9 +386,7 @@ impl DatagramPort {
     fn unblock(&self) {
         let blocked = std::mem::take(&mut *self.blocked.lock());
         for qp in blocked.iter().filter_map(Weak::upgrade) {
-            let mut inner = qp.inner.lock();
-            inner.blocked = false;
-            qp.transmit(&mut inner);
+            qp.has_room();
         }
     }
 }
@@ -469,14 +421,9 @@ impl Source for PortSource {
     }
 }
 
-/// The LID of an address; 0 where the device shows none.
-fn shown_lid(ip: IpAddr) -> u16 {
-    if Config::get().view == View::Ib { address::lid_of(ip) } else { 0 }
-}
-
 struct Inner {
     core: UdCore,
-    /// The socket had no room; the port knows.
+    /// The socket had no room, and the port knows; or the memory, and the way knows.
     blocked: bool,
     destroyed: bool,
     /// Posts in this round ([`Held::round`](crate::held::Held::round)).
@@ -484,6 +431,8 @@ struct Inner {
     round: u32,
     /// The engine knows that datagrams are held.
     held: bool,
+    /// The way by memory that was used last.
+    last: Last,
     /// Groups whose messages it takes. The port of groups knows them, too, but a thread may have looked there
     /// before the queue pair left.
     groups: SmallVec<[IpAddr; 1]>,
@@ -519,6 +468,7 @@ impl UdQp {
                 posts: 0,
                 round: 0,
                 held: false,
+                last: Last::default(),
                 groups: SmallVec::new(),
             }),
             answers: Rate::default(),
@@ -561,7 +511,7 @@ impl UdQp {
     }
 
     fn send_posted(&self, mut inner: MutexGuard<'_, Inner, 18>) {
-        if self.holds(&mut inner) {
+        if !self.goes_by_ring(&inner) && self.holds(&mut inner) {
             return;
         }
         let sent = self.transmit(&mut inner);
@@ -571,6 +521,13 @@ impl UdQp {
         if self.port.sent.fetch_add(sent, Ordering::Relaxed) >= LOOK_AFTER {
             let _ = self.port.make_progress(false);
         }
+    }
+
+    /// Whether what was posted goes by memory, as far as that is known: then it waits for nothing.
+    #[inline]
+    fn goes_by_ring(&self, inner: &Inner) -> bool {
+        self.port.rings.any()
+            && inner.core.outgoing().next().is_some_and(|(to, _)| inner.last.is_ring_to(to.to, to.from))
     }
 
     /// Whether what was posted waits for more. A call to the system takes as long for one datagram as for
@@ -607,19 +564,26 @@ impl UdQp {
     fn transmit(&self, inner: &mut Inner) -> usize {
         let mut sent = 0;
         while !inner.blocked {
-            let Some(first) = inner.core.outgoing().next().map(|(endpoint, _)| endpoint.to) else { break };
-            match self.send_some(&inner.core) {
-                Ok(n) => {
+            let Inner { core, last, .. } = inner;
+            let Some(first) = core.outgoing().next().map(|(endpoint, _)| *endpoint) else { break };
+            let sent_some = match self.port.rings.way(first.to, first.from, last) {
+                Some(way) => way.send(&self.me, &first, core.outgoing(), |most| self.send_some(core, most)),
+                None => self.send_some(core, self.by_udp(core)).map(Some),
+            };
+            match sent_some {
+                Ok(Some(n)) => {
                     inner.core.sent(n);
                     sent += n;
                 }
+                // The way knows.
+                Ok(None) => inner.blocked = true,
                 Err(Errno::INTR) => {}
                 Err(Errno::AGAIN) => {
                     inner.blocked = true;
                     self.port.block(self.me.clone());
                 }
                 Err(e) => {
-                    tracing::debug!(qpn = self.qpn(), to = %first, "datagram not sent: {e}");
+                    tracing::debug!(qpn = self.qpn(), to = %first.to, "datagram not sent: {e}");
                     inner.core.refused(e == Errno::MSGSIZE);
                 }
             }
@@ -627,10 +591,28 @@ impl UdQp {
         sent
     }
 
-    fn send_some(&self, core: &UdCore) -> Result<usize, Errno> {
+    /// There may be room for what waits.
+    pub(crate) fn has_room(&self) {
+        let mut inner = self.inner.lock();
+        inner.blocked = false;
+        self.transmit(&mut inner);
+    }
+
+    /// How many datagrams, counted from the first, go by UDP in any case.
+    fn by_udp(&self, core: &UdCore) -> usize {
+        if !self.port.rings.is_on() {
+            return udp::BATCH;
+        }
+        let concerns = |to: &Endpoint| self.port.rings.concerns(to.to, to.from);
+        // The first one may have found no way: there are too many.
+        core.outgoing().skip(1).take(udp::BATCH - 1).take_while(|(to, _)| !concerns(to)).count() + 1
+    }
+
+    /// Hands the first of what waits to the system, at most so many.
+    fn send_some(&self, core: &UdCore, most: usize) -> Result<usize, Errno> {
         let routes: SmallVec<[Route; 2]> = core
             .outgoing()
-            .take(udp::BATCH)
+            .take(most.min(udp::BATCH))
             .map(|(endpoint, _)| Route { to: endpoint.to, from: endpoint.from })
             .collect();
         let batch: SmallVec<[Outgoing<'_>; 2]> =
@@ -700,6 +682,11 @@ impl UdQp {
     pub fn look_at(&self) -> (QpState, Snapshot, Drops) {
         let inner = self.inner.lock();
         (inner.core.query().state, inner.core.snapshot(), inner.core.drops())
+    }
+
+    /// What carries the datagrams between its port and other processes of this host.
+    pub fn carried(&self) -> Vec<Carried> {
+        self.port.rings.carried()
     }
 
     /// Becomes a member of a group, or of those that get what is sent to a broadcast address, on one

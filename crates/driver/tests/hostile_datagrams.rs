@@ -64,6 +64,7 @@ impl Victim {
             malformed: now.malformed - then.malformed,
             unknown: now.unknown - then.unknown,
             spoofed: now.spoofed - then.spoofed,
+            no_room: now.no_room - then.no_room,
         }
     }
 
@@ -78,7 +79,7 @@ impl Victim {
             }
         }
         self.receives(stranger, b"good");
-        assert_eq!(self.unclaimed(), Unclaimed { malformed: sent, unknown: 0, spoofed: 0 });
+        assert_eq!(self.unclaimed(), Unclaimed { malformed: sent, unknown: 0, spoofed: 0, no_room: 0 });
         assert_eq!(self.qp.look_at().2, Drops::default());
     }
 
@@ -206,7 +207,7 @@ fn bad_datagrams_among_joined_ones_cost_only_themselves() {
             received += 1;
         });
     }
-    assert_eq!(victim.unclaimed(), Unclaimed { malformed: 3, unknown: 0, spoofed: 1 });
+    assert_eq!(victim.unclaimed(), Unclaimed { malformed: 3, unknown: 0, spoofed: 1, no_room: 0 });
     assert_eq!(victim.qp.look_at().2, Drops::default());
 }
 
@@ -234,7 +235,7 @@ fn what_is_for_nobody_from_a_false_port_or_with_another_key_is_counted_so() {
         send(Head { qkey: QKEY ^ 1 << bit, ..good });
     }
     victim.receives(&stranger, b"good");
-    assert_eq!(victim.unclaimed(), Unclaimed { malformed: 0, unknown: 255 + 4, spoofed: 4 });
+    assert_eq!(victim.unclaimed(), Unclaimed { malformed: 0, unknown: 255 + 4, spoofed: 4, no_room: 0 });
     assert_eq!(victim.qp.look_at().2, Drops { qkey: 32, ..Drops::default() });
     // Without a receive; longer than the one there is.
     let until = |what: &str, drops: fn(Drops) -> u64| {
@@ -285,7 +286,10 @@ fn a_flood_from_many_sources_leaves_nothing_behind() {
     (21..=220).for_each(round);
     let after = resident();
     assert!(after < before + 1024, "{before} KiB before, {after} after");
-    assert_eq!(victim.unclaimed(), Unclaimed { malformed: 64 * 220, unknown: 0, spoofed: 64 * 220 });
+    assert_eq!(
+        victim.unclaimed(),
+        Unclaimed { malformed: 64 * 220, unknown: 0, spoofed: 64 * 220, no_room: 0 }
+    );
     assert_eq!(victim.qp.look_at().2, Drops { no_receive: 64 * 220, ..Drops::default() });
     strangers.iter().for_each(|stranger| victim.receives(stranger, b"good"));
 }

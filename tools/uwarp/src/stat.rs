@@ -129,6 +129,19 @@ struct Pair {
     muted: bool,
     #[serde(default)]
     drops: BTreeMap<String, u64>,
+    /// Processes of this host that its datagrams may reach by memory.
+    #[serde(default)]
+    peers: Vec<Peer>,
+}
+
+/// One that datagrams go to.
+#[derive(Deserialize)]
+struct Peer {
+    peer: String,
+    link: String,
+    /// Why that is UDP.
+    #[serde(default)]
+    why: Option<String>,
 }
 
 #[derive(Clone, Copy, Default, Serialize, Deserialize)]
@@ -554,6 +567,7 @@ fn row(
     let address = pair.peer.clone().unwrap_or_else(|| "-".to_owned());
     let peer = pair.peer_qpn.map_or_else(|| address.clone(), |number| format!("{address} {number:#08x}"));
     let peer = match (pair.link.as_deref(), &pair.why_tcp) {
+        (None, None) if !pair.peers.is_empty() => by_memory(&pair.peers),
         (_, Some(why)) => format!("{peer} by tcp: {why}"),
         (Some(link), None) if link != "tcp" => format!("{peer} by {link}"),
         _ => peer,
@@ -569,6 +583,18 @@ fn row(
     });
     row.push(if errors.is_empty() { "-".to_owned() } else { errors.join(", ") });
     row
+}
+
+/// The processes of this host that datagrams go to, and how they go there.
+fn by_memory(peers: &[Peer]) -> String {
+    match peers {
+        [Peer { peer, link, why: Some(why) }] => format!("{peer} by {link}: {why}"),
+        [Peer { peer, link, why: None }] => format!("{peer} by {link}"),
+        _ => {
+            let by_memory = peers.iter().filter(|peer| peer.link == "memory").count();
+            format!("{} ports of this host, {by_memory} by memory", peers.len())
+        }
+    }
 }
 
 /// Such as 950, 12.3k, 4.56M.

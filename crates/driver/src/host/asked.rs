@@ -12,14 +12,17 @@ use uwarp_llp::carrier::Watch;
 use uwarp_llp::memory::board::PeerBoard;
 use uwarp_llp::memory::lane::End;
 use uwarp_llp::memory::pair::{Bell, Pair};
-use uwarp_llp::memory::slab::Slab;
+use uwarp_llp::memory::slab::{Carries, Slab};
 use uwarp_process::{Descriptor, Mutex, OnceValue};
+use uwarp_proto::setup::HostKey;
 
 use super::fading::Fading;
+use super::word::Words;
 use super::words::{Answer, Join};
-use super::{Unsettled, Why, is_same_user, name, receive, send};
+use super::{Unsettled, Why, end_datagrams, is_same_user, name, receive, send};
 use crate::engine::Engine;
 use crate::lanes::Lanes;
+use crate::nic::Nic;
 use crate::source::{Interest, Readiness, Source, Token};
 
 /// Processes that may ask at the same time. Each has one socket.
@@ -46,6 +49,9 @@ const SILENT: Duration = Duration::from_secs(2);
 pub(super) struct Asked {
     engine: Arc<Engine>,
     lanes: Arc<Lanes>,
+    nic: Weak<Nic>,
+    /// Those that were sent by UDP.
+    words: Words,
     socket: Descriptor,
     token: OnceValue<Token>,
     me: Weak<Self>,
@@ -73,18 +79,21 @@ impl Asked {
     pub fn listen(
         engine: &Arc<Engine>,
         lanes: &Arc<Lanes>,
-        incarnation: &[u8; 16],
+        key: HostKey,
+        nic: Weak<Nic>,
     ) -> Result<Arc<Self>, Errno> {
         let flags = SocketFlags::NONBLOCK | SocketFlags::CLOEXEC;
         let socket = Descriptor::made(|| {
             rustix::net::socket_with(AddressFamily::UNIX, SocketType::SEQPACKET, flags, None)
         })?;
-        rustix::net::bind(&socket, &name(incarnation)?)?;
+        rustix::net::bind(&socket, &name(&key.incarnation)?)?;
         rustix::net::listen(&socket, 1024)?;
         let fd = socket.as_fd().as_raw_fd();
         let asked = Arc::new_cyclic(|me| Self {
             engine: engine.clone(),
             lanes: lanes.clone(),
+            nic,
+            words: Words::new(&key.key),
             socket,
             token: OnceValue::new(),
             me: me.clone(),
@@ -97,6 +106,11 @@ impl Asked {
         // What has come before the token was known.
         engine.raise(token, Readiness::ANY);
         Ok(asked)
+    }
+
+    /// What the owner of the second of these ends, a UDP port, is told.
+    pub fn word_for(&self, ends: [SocketAddr; 2]) -> [u8; 16] {
+        self.words.make(ends)
     }
 
     /// An initiator may ask about this connection; `ends`: its own, the initiator's.
@@ -219,6 +233,13 @@ impl Asker {
             self.refuse(&join, Why::NoResources);
             return Some(Err(()));
         }
+        if join.datagrams {
+            match self.grant_datagrams(asked, &join) {
+                Ok(()) => self.say(Answer { nonce: join.nonce, refused: None }),
+                Err(why) => self.refuse(&join, why),
+            }
+            return Some(Ok(()));
+        }
         let now = Instant::now();
         let mut state = asked.state.lock();
         if !state.expected.contains_key(&join.nonce) {
@@ -261,7 +282,8 @@ impl Asker {
             if shared.slabs.len() >= MOST_SLABS {
                 return None;
             }
-            let slab = Slab::open(fds.next()?, shared.pair.clone()?).ok()?;
+            let carries = if join.datagrams { Carries::Datagrams } else { Carries::Streams };
+            let slab = Slab::open_for(carries, fds.next()?, shared.pair.clone()?).ok()?;
             asked.lanes.add(slab.clone());
             shared.slabs.push(slab);
         }
@@ -285,16 +307,33 @@ impl Asker {
             return Err(Why::NotOurs);
         }
         answer?;
+        let end = self.lane(join, Carries::Streams)?;
+        let granted = Granted::wait(&asked.engine, end, unsettled.clone()).ok_or(Why::NoResources)?;
+        unsettled.grant(granted);
+        Ok(())
+    }
+
+    /// This process's end of the lane that is asked for.
+    fn lane(&self, join: &Join, carries: Carries) -> Result<End, Why> {
         let slab = usize::try_from(join.slab).ok().and_then(|at| self.shared.lock().slabs.get(at).cloned());
+        let slab = slab.filter(|slab| slab.carries() == carries);
         let (Some(slab), Ok(lane)) = (slab, usize::try_from(join.lane)) else { return Err(Why::NotOurs) };
         if !slab.claim_lane(lane) {
             return Err(Why::NotOurs);
         }
         let mut end = End::new(slab, lane);
         end.agreed();
-        let granted = Granted::wait(&asked.engine, end, unsettled.clone()).ok_or(Why::NoResources)?;
-        unsettled.grant(granted);
-        Ok(())
+        Ok(end)
+    }
+
+    /// For datagrams between two ports. Who asks has received at his what was sent to it alone.
+    fn grant_datagrams(&self, asked: &Asked, join: &Join) -> Result<(), Why> {
+        let [peer, own] = join.ends;
+        asked.words.take([own, peer], join.nonce)?;
+        let port = asked.nic.upgrade().and_then(|nic| nic.served_datagram_port(own.port()));
+        let port = port.ok_or(Why::NotOurs)?;
+        let end = self.lane(join, Carries::Datagrams)?;
+        port.rings().accept([own, peer], join.nonce, end)
     }
 
     fn refuse(&self, join: &Join, why: Why) {
@@ -325,6 +364,8 @@ impl Asker {
             state.askers -= 1;
             state.early.retain(|(asker, ..)| !std::ptr::eq(asker.as_ref(), self));
         }
+        passed.pair.iter().for_each(|pair| pair.end());
+        end_datagrams(&asked.engine, &passed.slabs);
         Fading::begin(&asked.engine, &asked.lanes, passed.slabs, passed.watched);
         if let Some(token) = self.token.get() {
             asked.engine.deregister(*token);

@@ -11,13 +11,13 @@ use rustix::net::{AddressFamily, SocketFlags, SocketType};
 use uwarp_llp::memory::board::PeerBoard;
 use uwarp_llp::memory::lane::End;
 use uwarp_llp::memory::pair::{Bell, Pair};
-use uwarp_llp::memory::slab::Slab;
+use uwarp_llp::memory::slab::{Carries, Slab};
 use uwarp_mem::shared::Refused;
 use uwarp_process::{Descriptor, Mutex, OnceValue};
 
 use super::fading::{Fading, has_no_streams};
 use super::words::{Answer, Join};
-use super::{ANSWER, Unsettled, Why, is_same_user, name, receive, send};
+use super::{ANSWER, Wants, Why, end_datagrams, is_same_user, name, receive, send};
 use crate::engine::Engine;
 use crate::lanes::Lanes;
 use crate::source::{Interest, Readiness, Source, Token};
@@ -48,7 +48,7 @@ struct State {
 struct Waiting {
     nonce: [u8; 16],
     end: End,
-    unsettled: Unsettled,
+    wants: Wants,
     until: Instant,
 }
 
@@ -97,26 +97,23 @@ impl Asking {
         self.over.load(Ordering::Acquire)
     }
 
-    /// Asks for a lane instead of this connection.
-    pub fn ask(
-        &self,
-        nonce: [u8; 16],
-        ends: [SocketAddr; 2],
-        unsettled: Unsettled,
-    ) -> Result<(), (Why, Unsettled)> {
+    /// Asks for a lane instead of this connection, or beside these ports.
+    pub fn ask(&self, nonce: [u8; 16], ends: [SocketAddr; 2], wants: Wants) -> Result<(), (Why, Wants)> {
         let mut state = self.state.lock();
         if self.is_over() {
-            return Err((Why::Silent, unsettled));
+            return Err((Why::Silent, wants));
         }
-        let free = state.slabs.iter().enumerate().find_map(|(i, slab)| Some((i, slab.take_lane()?)));
+        let carries = wants.carries();
+        let mut free = state.slabs.iter().enumerate().filter(|(_, slab)| slab.carries() == carries);
+        let free = free.find_map(|(i, slab)| Some((i, slab.take_lane()?)));
         let mut new = None;
         let (slab, lane) = match free {
             Some(free) => free,
             None => {
-                let Ok((slab, fd)) = Slab::create(state.pair.clone()) else {
-                    return Err((Why::NoResources, unsettled));
+                let Ok((slab, fd)) = Slab::create_for(carries, state.pair.clone()) else {
+                    return Err((Why::NoResources, wants));
                 };
-                let Some(lane) = slab.take_lane() else { return Err((Why::NoResources, unsettled)) };
+                let Some(lane) = slab.take_lane() else { return Err((Why::NoResources, wants)) };
                 self.lanes.add(slab.clone());
                 state.slabs.push(slab);
                 new = Some(fd);
@@ -124,13 +121,20 @@ impl Asking {
             }
         };
         let (Ok(number), Ok(which)) = (u32::try_from(slab), u32::try_from(lane)) else {
-            return Err((Why::NoResources, unsettled));
+            return Err((Why::NoResources, wants));
         };
-        let Some(at) = state.slabs.get(slab).cloned() else { return Err((Why::NoResources, unsettled)) };
+        let Some(at) = state.slabs.get(slab).cloned() else { return Err((Why::NoResources, wants)) };
         let end = End::new(at, lane);
         let first = state.bell.take();
-        let join =
-            Join { nonce, ends, slab: number, lane: which, first: first.is_some(), new_slab: new.is_some() };
+        let join = Join {
+            nonce,
+            ends,
+            slab: number,
+            lane: which,
+            first: first.is_some(),
+            new_slab: new.is_some(),
+            datagrams: carries == Carries::Datagrams,
+        };
         let board = self.lanes.board();
         let mut fds = Vec::new();
         if let Some((_, bell)) = &first {
@@ -149,10 +153,10 @@ impl Asking {
         if let Some(why) = failed {
             drop((state, end));
             self.end(why);
-            return Err((why, unsettled));
+            return Err((why, wants));
         }
         let until = Instant::now() + ANSWER;
-        state.waiting.push(Waiting { nonce, end, unsettled, until });
+        state.waiting.push(Waiting { nonce, end, wants, until });
         self.set_timer(&state);
         Ok(())
     }
@@ -191,21 +195,21 @@ impl Asking {
         let known = state.pair.is_known();
         self.set_timer(&state);
         drop(state);
-        let Waiting { mut end, unsettled, .. } = waiting;
+        let Waiting { mut end, wants, .. } = waiting;
         match answer.refused {
             None if known => {
                 end.agreed();
-                unsettled.settle(end);
+                wants.settle(end);
             }
-            None => unsettled.stay(Why::Version),
-            Some(why) => unsettled.stay(why),
+            None => wants.stay(Why::Version),
+            Some(why) => wants.stay(why),
         }
         Some(Ok(()))
     }
 
     /// Nothing more comes of this socket. Streams that use lanes go on.
     fn end(&self, why: Why) {
-        let State { socket, waiting, slabs, watched, .. } = {
+        let State { socket, waiting, slabs, watched, pair, .. } = {
             let mut state = self.state.lock();
             if self.over.swap(true, Ordering::AcqRel) {
                 return;
@@ -216,10 +220,12 @@ impl Asking {
             self.engine.deregister(*token);
         }
         drop(socket);
-        for Waiting { end, unsettled, .. } in waiting {
+        for Waiting { end, wants, .. } in waiting {
             drop(end);
-            unsettled.stay(why);
+            wants.stay(why);
         }
+        pair.end();
+        end_datagrams(&self.engine, &slabs);
         Fading::begin(&self.engine, &self.lanes, slabs, watched);
     }
 }
@@ -252,7 +258,7 @@ impl Source for Asking {
         self.set_timer(&state);
         drop(state);
         if !late.is_empty() || is_idle {
-            late.into_iter().for_each(|waiting| waiting.unsettled.stay(Why::Silent));
+            late.into_iter().for_each(|waiting| waiting.wants.stay(Why::Silent));
             self.end(Why::Silent);
         }
     }

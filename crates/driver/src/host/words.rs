@@ -12,7 +12,7 @@
 
 use std::net::{IpAddr, SocketAddr};
 
-/// Asks for a lane instead of a connection.
+/// Asks for a lane instead of a connection, or beside two UDP ports.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct Join {
     /// Went over the connection.
@@ -26,6 +26,8 @@ pub(super) struct Join {
     pub first: bool,
     /// A descriptor comes with it, behind those: the slab.
     pub new_slab: bool,
+    /// The lane is for datagrams between two ports, and the nonce is a word that went by UDP.
+    pub datagrams: bool,
 }
 
 /// Why a stream stays with TCP.
@@ -52,6 +54,8 @@ pub enum Why {
     NotOffered,
     /// The initiator has decided so; it knows why.
     Initiator,
+    /// The peer has broken the rules of the memory.
+    Broken,
     /// The program must not share memory: it has more rights than its user, cannot be looked at, or is in a
     /// sandbox.
     Sandbox,
@@ -73,6 +77,7 @@ impl std::fmt::Display for Why {
                  private data, or no process of this host"
             }
             Self::Initiator => "the end that has connected has chosen it, and says there why",
+            Self::Broken => "the peer has written nonsense into the memory",
             Self::Sandbox => {
                 "this program has more rights than its user, cannot be traced, or has a sandbox of its own"
             }
@@ -84,6 +89,7 @@ const JOIN: [u8; 4] = *b"uwJ1";
 const ANSWER: [u8; 4] = *b"uwA1";
 const FIRST: u32 = 1;
 const NEW_SLAB: u32 = 2;
+const DATAGRAMS: u32 = 4;
 /// What an answer says: the reasons that a responder may have.
 const ANSWERS: [(u32, Option<Why>); 5] = [
     (0, None),
@@ -98,7 +104,8 @@ impl Join {
 
     pub fn to_bytes(self) -> [u8; Self::LEN] {
         let mut out = [0; Self::LEN];
-        let flags = if self.first { FIRST } else { 0 } | if self.new_slab { NEW_SLAB } else { 0 };
+        let flags = [(self.first, FIRST), (self.new_slab, NEW_SLAB), (self.datagrams, DATAGRAMS)];
+        let flags = flags.iter().filter(|(is, _)| *is).fold(0, |all, (_, flag)| all | flag);
         let parts = JOIN
             .into_iter()
             .chain(flags.to_ne_bytes())
@@ -128,6 +135,7 @@ impl Join {
             lane: u32::from_ne_bytes(*lane),
             first: flags & FIRST != 0,
             new_slab: flags & NEW_SLAB != 0,
+            datagrams: flags & DATAGRAMS != 0,
         })
     }
 }
@@ -192,7 +200,8 @@ mod tests {
     fn words_go_there_and_back() {
         for (first, new_slab) in [(true, true), (false, false), (false, true)] {
             let ends = ["127.0.0.1:7".parse().unwrap(), "[2001:db8::1]:65535".parse().unwrap()];
-            let join = Join { nonce: [7; 16], ends, slab: 3, lane: 63, first, new_slab };
+            let datagrams = first != new_slab;
+            let join = Join { nonce: [7; 16], ends, slab: 3, lane: 63, first, new_slab, datagrams };
             assert_eq!(Join::parse(&join.to_bytes()), Some(join));
             assert_eq!(Join::parse(&join.to_bytes()[1..]), None);
         }

@@ -18,6 +18,8 @@ pub struct Unclaimed {
     pub unknown: u64,
     /// The queue pair that the sender names is not of the port it was sent from.
     pub spoofed: u64,
+    /// By memory: they found no room. Their senders have counted them.
+    pub no_room: u64,
 }
 
 /// Where they are counted.
@@ -26,15 +28,16 @@ pub(crate) struct UnclaimedCounters {
     pub malformed: AtomicU64,
     pub unknown: AtomicU64,
     pub spoofed: AtomicU64,
+    pub no_room: AtomicU64,
     /// Error Messages of the process.
     pub answers: Rate,
 }
 
 impl UnclaimedCounters {
     pub fn get(&self) -> Unclaimed {
-        let [malformed, unknown, spoofed] =
-            [&self.malformed, &self.unknown, &self.spoofed].map(|counter| counter.load(Ordering::Relaxed));
-        Unclaimed { malformed, unknown, spoofed }
+        let get = |counter: &AtomicU64| counter.load(Ordering::Relaxed);
+        let [malformed, unknown, spoofed] = [&self.malformed, &self.unknown, &self.spoofed].map(get);
+        Unclaimed { malformed, unknown, spoofed, no_room: get(&self.no_room) }
     }
 }
 
