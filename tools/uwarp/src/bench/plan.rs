@@ -37,11 +37,14 @@ impl Item {
             id: format!("memory-{}", self.id.replace("-crc-off", "")),
             title: self.title.replace(", CRC off", ""),
             link: Link::Memory,
-            crc: false,
+            // Of a datagram, it stays.
+            crc: self.crc && self.link == Link::Udp,
             goal: match (self.group, self.goal) {
                 (Group::Latency, Goal::Budget(words)) => Goal::Budget(words),
                 (Group::Latency, _) if self.id == "send-poll" => Goal::AtMost(0.10),
                 (Group::Latency, _) if self.id == "write-memory" => Goal::AtMost(0.12),
+                (Group::Datagrams, _) if self.id == "datagram-64b" => Goal::AtMost(0.15),
+                (Group::DatagramRate, _) if self.id == "datagrams-1kib" => Goal::Messages(3e6),
                 (Group::Bandwidth, _) => Goal::AtLeast(1.3),
                 (Group::Messages, _) if self.id.ends_with("-64kib") => Goal::AtLeast(1.6),
                 (Group::Messages, _) => Goal::AtLeast(2.0),
@@ -85,11 +88,17 @@ pub enum Group {
 }
 
 impl Group {
-    /// Whether its figures are of messages on a connection, which memory can carry.
+    /// Whether its figures are of messages that memory can carry.
     fn has_links(self) -> bool {
         matches!(
             self,
-            Group::Latency | Group::Transactions | Group::Bandwidth | Group::Messages | Group::Rate
+            Group::Latency
+                | Group::Transactions
+                | Group::Bandwidth
+                | Group::Messages
+                | Group::Rate
+                | Group::Datagrams
+                | Group::DatagramRate
         )
     }
 

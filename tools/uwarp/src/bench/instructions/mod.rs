@@ -84,6 +84,7 @@ impl How {
     /// Over which links it is counted, the ends being there.
     fn links(self, place: Place) -> &'static [Link] {
         match self {
+            Self::Steps(Counted::Datagram) if matches!(place, Place::Loopback) => &[Link::Udp, Link::Memory],
             Self::Steps(Counted::Datagram) => &[Link::Udp],
             Self::Sockets(_, Some("")) => &[Link::Tcp],
             _ if matches!(place, Place::Loopback) => &[Link::Tcp, Link::Memory],
