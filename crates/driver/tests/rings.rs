@@ -15,7 +15,7 @@ use uwarp_rnic::{Access, Ah, Cq, Mr, Pd, RecvWr, SendFlags, SendOp, SendWr, Sge,
 use uwarp_wire::datagram::memory::{Memory, Says};
 
 mod common;
-use common::{Events, LIMIT, ToChannel, address, init};
+use common::{Events, LIMIT, address, evented, init};
 
 const QKEY: u32 = 0x1111_1111;
 const SLOT: u32 = 4096 + 40;
@@ -53,7 +53,7 @@ impl End {
         let (nic, pd) = (Nic::open().unwrap(), Pd::new());
         let channel = Channel::new(nic.engine()).unwrap();
         let events = Arc::new(Events::default());
-        let cq = Cq::new(1024, 7, Some(Arc::new(ToChannel(channel.clone()))), events.clone());
+        let cq = evented(1024, 7, &channel, &events);
         let qp = Self::pair(&nic, &pd, &cq, &events);
         let mut memory = vec![0u8; (SLOTS * SLOT) as usize].into_boxed_slice();
         let addr = address(&mut memory);
