@@ -20,7 +20,7 @@ pub enum Figures {
     BringUp { count: u32 },
     /// User memory of an idle connection.
     Memory,
-    /// Memory of the kernel for a connection's two sockets.
+    /// Memory of the kernel for a connection: its two sockets, and what the two processes share.
     Kernel,
     /// Processor time of a process with nothing but idle connections.
     Idle,
@@ -32,6 +32,13 @@ pub enum Figures {
     Fair { count: u32 },
     /// What each number of peers costs, by a connection each and by one queue pair of datagrams.
     Peers,
+}
+
+impl Figures {
+    /// Whether they are measured over memory, too.
+    pub fn have_links(self) -> bool {
+        matches!(self, Self::Open { .. } | Self::BringUp { .. } | Self::Memory | Self::Kernel | Self::Idle)
+    }
 }
 
 /// Peers, as many as ranks of a job, and what the JSON calls their figures.
@@ -53,8 +60,8 @@ const PATIENCE: Duration = Duration::from_secs(120);
 /// After traffic: until delayed acknowledgements and the library's timers are over.
 const SETTLE: Duration = Duration::from_millis(500);
 const IDLE: Duration = Duration::from_secs(3);
-/// Five seconds after it was last used, the library checks once for each connection whether its peer's system
-/// has answered.
+/// Some seconds after it was used, the library checks once for each connection whether its peer's system has
+/// answered.
 const LAST_LOOK: Duration = Duration::from_secs(6);
 
 /// Two ends ready for many connections.
@@ -65,8 +72,8 @@ struct Pair {
 }
 
 impl Pair {
-    fn new(place: Place, most: u32) -> Result<Pair> {
-        let mut ends = Ends::start(place, &[Link::Tcp.setting()], Setting::Quiet)?;
+    fn new(place: Place, link: Link, most: u32) -> Result<Pair> {
+        let mut ends = Ends::start(place, &[link.setting()], Setting::Quiet)?;
         let address: IpAddr = ends.address;
         let listening = ends.both(
             &Order::Gather { listen: Some(address), most, shared_receives: false },
@@ -115,6 +122,7 @@ impl Pair {
 
 /// What the figures of idle connections share: made once, by the first of them.
 pub struct Scale {
+    link: Link,
     alone: Pair,
     among: Pair,
     few: [Usage; 2],
@@ -122,26 +130,27 @@ pub struct Scale {
 }
 
 impl Scale {
-    pub fn new(place: Place, progress: &ProgressBar) -> Result<Scale> {
-        let mut alone = Pair::new(place, 1)?;
+    pub fn new(place: Place, link: Link, progress: &ProgressBar) -> Result<Scale> {
+        let mut alone = Pair::new(place, link, 1)?;
         alone.open(Over::Uwarp, 1, 1)?;
-        let mut among = Pair::new(place, MANY)?;
+        let mut among = Pair::new(place, link, MANY)?;
         let mut grow = |count| {
             progress.set_message(format!("{count} connections"));
             among.open(Over::Uwarp, count, AT_ONCE)?;
             among.many(Many::Traffic, Many::Traffic)?;
-            std::thread::sleep(SETTLE);
+            // Rings that are empty then give their pages back.
+            std::thread::sleep(if link == Link::Memory { LAST_LOOK } else { SETTLE });
             among.usage()
         };
         let few = grow(FEW)?;
         let many = grow(MANY - FEW)?;
-        Ok(Scale { alone, among, few, many })
+        Ok(Scale { link, alone, among, few, many })
     }
 }
 
 /// One item.
 pub fn measure(
-    place: Place,
+    (place, link): (Place, Link),
     scale: &mut Option<Scale>,
     figures: Figures,
     extent: Extent,
@@ -150,18 +159,21 @@ pub fn measure(
     match figures {
         Figures::Open { count, at_once } => {
             let uwarp = |pair: &mut Pair| pair.open_and_close(Over::Uwarp, count, at_once);
-            return open(place, (count, at_once), (Each::Timed, uwarp), extent, progress);
+            return open((place, link), (count, at_once), (Each::Timed, uwarp), extent, progress);
         }
         Figures::BringUp { count } => {
             let uwarp = |pair: &mut Pair| pair.bring_up(count);
-            return open(place, (count, AT_ONCE), (Each::NotTimed, uwarp), extent, progress);
+            return open((place, link), (count, AT_ONCE), (Each::NotTimed, uwarp), extent, progress);
         }
         Figures::Peers => return peers(place).map(Outcome::Fact),
         _ => {}
     }
-    let Scale { alone, among, few, many } = match scale {
+    if scale.as_ref().is_some_and(|scale| scale.link != link) {
+        *scale = None;
+    }
+    let Scale { alone, among, few, many, .. } = match scale {
         Some(scale) => scale,
-        None => scale.insert(Scale::new(place, progress)?),
+        None => scale.insert(Scale::new(place, link, progress)?),
     };
     let milliseconds = extent.round_ms;
     let middle = MANY / 2;
@@ -217,13 +229,13 @@ enum Each {
 
 /// Raw, uwarp, raw, uwarp and so on; all connections of a round are closed before the next.
 fn open(
-    place: Place,
+    (place, link): (Place, Link),
     (count, at_once): (u32, u32),
     (each, mut uwarp_once): (Each, impl FnMut(&mut Pair) -> Result<Figure>),
     extent: Extent,
     progress: &ProgressBar,
 ) -> Result<Outcome> {
-    let mut pair = Pair::new(place, count)?;
+    let mut pair = Pair::new(place, link, count)?;
     // The first of each warm up.
     let ways = ways::connections();
     if let Some(&way) = ways.first() {
@@ -277,7 +289,7 @@ fn memory(few: &[Usage; 2], many: &[Usage; 2]) -> Fact {
 /// Beyond what the first peer costs, with which threads and pools begin.
 fn peers(place: Place) -> Result<Fact> {
     let most = PEERS[PEERS.len() - 1].0;
-    let mut connected = Pair::new(place, most)?;
+    let mut connected = Pair::new(place, Link::Tcp, most)?;
     let mut have = 0;
     let mut connections = |count| -> Result<f64> {
         connected.open(Over::Uwarp, count - have, AT_ONCE)?;
@@ -357,7 +369,7 @@ pub fn titled(figures: Figures) -> String {
         Figures::Open { count, at_once } => format!("{count} connections, {at_once} at a time"),
         Figures::BringUp { count } => format!("{count} queue pairs by number"),
         Figures::Memory => format!("User memory of each, {DEPTH} + {DEPTH} work requests"),
-        Figures::Kernel => "Kernel memory of its two sockets".to_owned(),
+        Figures::Kernel => "Memory of its two sockets, and what the processes share".to_owned(),
         Figures::Idle => "Processor time of all".to_owned(),
         Figures::Ping => "64 B Send ping-pong on one of them".to_owned(),
         Figures::Stream => "1 MiB Writes on one of them".to_owned(),

@@ -139,6 +139,8 @@ fn measure(args: &BenchArgs) -> Result<Report> {
     if place == Place::Loopback {
         items = items.into_iter().flat_map(|item| [item.over_memory(), Some(item)]).flatten().collect();
     }
+    // Connections that are idle are made once for each link.
+    items.sort_by_key(|item| item.group == plan::Group::Memory && item.link == Link::Tcp);
     let known: Vec<_> = items.iter().map(|item| item.id.clone()).collect();
     items.retain(|item| args.only.is_empty() || args.only.iter().any(|only| item.id.starts_with(only)));
     if items.is_empty() {
@@ -207,7 +209,13 @@ impl Runner {
     fn try_item(&mut self, item: &Item) -> Result<Outcome> {
         if let Measure::Many(figures) = item.work {
             self.ends = None;
-            return many::measure(self.place, &mut self.scale, figures, self.extent, &self.progress);
+            return many::measure(
+                (self.place, item.link),
+                &mut self.scale,
+                figures,
+                self.extent,
+                &self.progress,
+            );
         }
         self.scale = None;
         // Others are gone before new ones start.

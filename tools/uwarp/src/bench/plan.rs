@@ -33,7 +33,11 @@ impl Item {
     pub fn over_memory(&self) -> Option<Item> {
         // What is measured with and without a CRC is there once.
         let once = self.group != Group::Bandwidth || !self.crc;
-        (self.group.has_links() && once).then(|| Item {
+        let has_links = match self.work {
+            Measure::Many(figures) => figures.have_links(),
+            _ => self.group.has_links(),
+        };
+        (has_links && once).then(|| Item {
             id: format!("memory-{}", self.id.replace("-crc-off", "")),
             title: self.title.replace(", CRC off", ""),
             link: Link::Memory,
@@ -49,6 +53,9 @@ impl Item {
                 (Group::Messages, _) if self.id.ends_with("-64kib") => Goal::AtLeast(1.6),
                 (Group::Messages, _) => Goal::AtLeast(2.0),
                 (Group::Rate, Goal::Messages(_)) => Goal::Messages(8e6),
+                (Group::Connections, Goal::AtLeast(_)) => Goal::Budget("no fewer than over TCP"),
+                (Group::Memory, _) if self.id == "memory-kernel" => Goal::Budget("4 KiB more than over TCP"),
+                (Group::Memory, goal) => goal,
                 _ => Goal::Open,
             },
             ways: self.ways.clone(),

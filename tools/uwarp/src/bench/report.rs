@@ -274,8 +274,10 @@ impl Measured {
                 row.into_iter().chain(targets.then(|| goal.to_string())).collect()
             }
             Ok(Outcome::Fact(fact)) => {
-                let row = vec![title, fact.text.clone()];
-                row.into_iter().chain(targets.then(|| goal.to_string())).collect()
+                let link = self.item.link.name().to_owned();
+                let link = (self.item.group == Group::Memory).then_some(link);
+                let row = [Some(title), link, Some(fact.text.clone())];
+                row.into_iter().flatten().chain(targets.then(|| goal.to_string())).collect()
             }
             Ok(Outcome::Sides(sides)) => {
                 let (raw, uwarp) = (&sides.raw, &sides.uwarp);
@@ -422,7 +424,7 @@ fn table(group: Group, rows: impl Iterator<Item = Vec<String>>, targets: bool) -
         Group::DatagramFacts => &["", "measured", "target"],
         Group::Syscalls => &["", "calls", "times", "budget"],
         Group::Connections => &["", "link", "raw TCP", "uwarp", "ratio", "target", BEST],
-        Group::Memory => &["", "measured", "target"],
+        Group::Memory => &["", "link", "measured", "target"],
     };
     let users = header.iter().position(|title| ["target", "budget"].contains(title));
     let mut table = table::new(if targets { header } else { &header[..users.unwrap_or(header.len())] });

@@ -18,7 +18,8 @@ pub fn measure(connections: u64) -> Result<Usage> {
         heap: u64::from(heap.uordblks.cast_unsigned()) + u64::from(heap.hblkhd.cast_unsigned()),
         resident: kilobytes("/proc/self/smaps_rollup", &["Private_Dirty"])? * 1024,
         cpu_us: [before, 0],
-        kernel: kilobytes("/proc/meminfo", &["Slab"]).unwrap_or(0) * 1024 + tcp_buffers().unwrap_or(0),
+        kernel: kilobytes("/proc/meminfo", &["Slab", "Shmem"]).unwrap_or(0) * 1024
+            + tcp_buffers().unwrap_or(0),
     };
     usage.cpu_us[1] = cpu();
     Ok(usage)
