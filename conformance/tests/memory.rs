@@ -343,3 +343,74 @@ fn who_lies_gets_nothing() {
     honest.stop();
     server.stop();
 }
+
+/// To the processes of this host that datagrams of a process go to, as `uwarp stat` shows it.
+fn datagram_peers(process: &Running) -> Vec<Value> {
+    let uwarp = Dist::find().unwrap().uwarp().unwrap();
+    let output = Command::new(&uwarp).args(["stat", "--json", "--pid", &number(process)]).output().unwrap();
+    let document: Value = serde_json::from_slice(&output.stdout).unwrap_or_default();
+    let pairs = document["processes"][0]["queue_pairs"].as_array().cloned().unwrap_or_default();
+    pairs.iter().filter_map(|pair| pair["peers"].as_array().cloned()).flatten().collect()
+}
+
+/// Two ends that send datagrams to each other until they are stopped, over these links.
+fn endless_datagrams(links: [&str; 2]) -> [Running; 2] {
+    let port = free_port();
+    let line = format!("ibv_ud_pingpong -g 0 -p {port} -n 100000000");
+    let server = pair::serve(&over(links[0], &line), port).unwrap();
+    [server, over(links[1], &format!("{line} 127.0.0.1")).spawn().unwrap()]
+}
+
+#[test]
+fn datagrams_go_by_memory_and_uwarp_stat_says_so() {
+    let ends = endless_datagrams(["auto", "memory"]);
+    for end in &ends {
+        let peer = wait_for("by memory", end, || {
+            let mut peers = datagram_peers(end).into_iter();
+            peers.find(|peer| peer["link"] == "memory" && peer["received"].as_u64() > Some(100))
+        });
+        assert!(peer["sent"].as_u64() > Some(100) && peer["no_room"] == 0 && peer["why"].is_null(), "{peer}");
+        let uwarp = Dist::find().unwrap().uwarp().unwrap();
+        let text = Command::new(&uwarp).args(["stat", "--pid", &number(end)]).output().unwrap();
+        assert!(String::from_utf8_lossy(&text.stdout).contains(" by memory"), "{text:?}");
+    }
+    ends.into_iter().for_each(|end| _ = end.stop());
+}
+
+#[test]
+fn who_wants_udp_is_left_with_it_and_his_peer_says_why() {
+    let ends = endless_datagrams(["tcp", "auto"]);
+    let peer = wait_for("a reason", &ends[1], || {
+        datagram_peers(&ends[1]).into_iter().find(|peer| peer["why"].is_string())
+    });
+    assert_eq!((&peer["link"], &peer["sent"]), (&"udp".into(), &0.into()), "{peer}");
+    assert!(peer["why"].as_str().unwrap().contains("memory was not offered"), "{peer}");
+    assert_eq!(datagram_peers(&ends[0]), Vec::<Value>::new());
+    ends.into_iter().for_each(|end| _ = end.stop());
+}
+
+/// Of perftest, rdma-core and rdma_cm; none of them loses a message.
+#[test]
+fn programs_that_send_datagrams_find_memory() {
+    let says = "go by memory";
+    for line in [
+        "ibv_ud_pingpong -g 0 -p PORT -n 5000",
+        "ibv_ud_pingpong -g 0 -p PORT -n 500 -e",
+        "ib_send_lat -c UD -F -p PORT -n 5000 -s 64",
+        "ib_send_lat -c UD -F -p PORT -n 500 -s 1024 -e",
+        "ib_send_lat -c UD -F -p PORT -R -n 2000",
+        "ib_send_bw -c UD -F -p PORT -n 50000 -s 1024",
+        "ib_send_bw -c UD -F -p PORT -n 5000 -b -s 512",
+        "ib_send_bw -c UD -F -p PORT -n 2000 -q 4 -s 512",
+    ] {
+        let port = free_port();
+        let line = line.replace("PORT", &port.to_string());
+        let server = over("auto", &line).env("UWARP_LOG", "info");
+        let client = over("auto", &format!("{line} 127.0.0.1")).env("UWARP_LOG", "info");
+        let ends = pair::run(&server, &client, port).unwrap();
+        ends.exited_ok().unwrap();
+        for output in [&ends.server, &ends.client] {
+            assert!(output.stderr.contains(says), "{line}\n{}", output.text());
+        }
+    }
+}

@@ -225,8 +225,8 @@ fn where_little_is_left_the_stream_uses_tcp() {
     }
 }
 
-/// Where programs are contained in some way: memory wherever a descriptor can be passed, and otherwise TCP
-/// with the reason. (Docker's network namespaces are others; then the ends are not of one host.)
+/// Where programs are contained in some way: memory wherever a descriptor can be passed, and otherwise TCP with
+/// the reason. (Docker's network namespaces are others; then the ends are not of one host.)
 #[test]
 fn containers_share_memory_or_step_aside() {
     let script = PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("py/contained.py");
@@ -278,4 +278,39 @@ fn containers_share_memory_or_step_aside() {
             assert!(*link == "auto" || said.text().contains(why), "{name}: {}", said.text());
         }
     }
+}
+
+/// `nearby` in one of its ways: datagrams to neighbours. It checks by itself that they go by memory.
+fn nearby(way: &str, rounds: u32) -> Output {
+    let lib = Dist::find().unwrap().lib();
+    let program = Cmd::new(built("nearby", way)).args(&format!("{way} {rounds}"));
+    let over = program.env("LD_LIBRARY_PATH", lib).env("UWARP_LINK", "auto").env("UWARP_LOG", "info");
+    let output = over.limit(Duration::from_secs(240 + u64::from(rounds) * 4)).run_ok().unwrap();
+    assert!(!output.stdout.contains("FAIL"), "{}", output.text());
+    output
+}
+
+#[test]
+fn datagrams_to_neighbours_that_end() {
+    nearby("kill", count(60));
+}
+
+#[test]
+fn datagrams_to_neighbours_that_stand_still() {
+    nearby("stop", 5);
+}
+
+#[test]
+fn datagrams_to_neighbours_that_scribble() {
+    nearby("scribble", count(20));
+}
+
+#[test]
+fn datagrams_to_another_user_go_by_udp() {
+    let output = nearby("user", 2);
+    assert!(
+        output.stderr.contains("go by UDP: the peer's process belongs to another user"),
+        "{}",
+        output.text()
+    );
 }
