@@ -3,8 +3,8 @@
 # make test     runs the whole test suite; this is what CI runs
 # make install  copies dist/ to PREFIX (default /usr/local)
 # make bench    measures, beside raw TCP sockets in the same run
-# make programs runs all programs of the table and of the guide, over memory where that can be had, and with more
-#               rounds where possible over TCP, and writes docs/programs.md
+# make programs runs all programs of the table and of the guide, over TCP, and with more rounds where possible over what
+#               uwarp chooses, and writes docs/programs.md
 # make siw      runs all tests against the Linux kernel's own iWARP, and prints a table
 # make soak     makes and ends connections for SOAK_SECONDS (default 600) and checks that nothing grows; kills and spoils
 #               KILLS (default 1000) processes that share memory with another one
@@ -68,7 +68,7 @@ bench: dist
 programs: dist
 	@scripts/setup build demo test programs
 	PROGRAMS=full $(CARGO_TEST) -p uwarp-conformance --test documents -- the_programs_of_the_guide
-	UWARP_LINK=auto $(CARGO_TEST) -p uwarp-conformance --test programs
+	UWARP_LINK=tcp $(CARGO_TEST) -p uwarp-conformance --test programs
 	PROGRAMS=full $(CARGO_TEST) -p uwarp-conformance --test programs
 
 siw: dist

@@ -6,9 +6,12 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use common::{End, LIMIT, attach, sockets, uwarp};
+use uwarp_driver::config::LinkChoice;
+use uwarp_driver::host::{self, Settling};
 use uwarp_driver::{Rtr, StreamParams};
 use uwarp_llp::{Link, LowerLayer as _};
 use uwarp_proto::framing::Framing;
+use uwarp_proto::setup::{Host, Negotiated, Revision};
 use uwarp_rnic::{SendOp, WcStatus};
 
 fn responder() -> StreamParams {
@@ -89,4 +92,61 @@ fn a_stream_in_use_keeps_its_link() {
     assert!(c.qp.settle(number, Framing::PLAIN, caps, change).is_err(), "it has sent");
     c.qp.destroy();
     assert!(c.qp.settle(number, Framing::PLAIN, caps, change).is_err(), "it has ended");
+}
+
+/// Whoever finds the initiator's first bytes in memory tells the program of them: here often the thread that
+/// polls the responder's queue, and not the engine.
+#[test]
+fn who_polls_finds_the_beginning_in_memory() {
+    for round in 0..500u16 {
+        let (a, b) = (End::new(4096), End::new(4096));
+        let (one, other) = sockets();
+        let ends = [&one, &other].map(|socket| [socket.local_addr().unwrap(), socket.peer_addr().unwrap()]);
+        let nonce = [round.to_ne_bytes(); 8].as_flattened().try_into().unwrap();
+        let host = Host { incarnation: b.nic.neighbours().unwrap().key().incarnation, nonce };
+        let mut attached = Vec::new();
+        for (end, socket, params, ends) in
+            [(&b, other, responder(), ends[1]), (&a, one, initiator(Framing::default()), ends[0])]
+        {
+            let said = negotiated(params.initiator, host);
+            let settling = Settling::begin(LinkChoice::Memory, &said);
+            let number = end
+                .qp
+                .attach_unsettled(link(socket), params, end.watch.clone(), settling)
+                .map_err(|(e, _)| e);
+            attached.push((end, number.unwrap(), said, ends));
+        }
+        for (end, number, said, ends) in &attached {
+            host::begin(&end.qp, *number, LinkChoice::Memory, said, *ends);
+        }
+        let until = Instant::now() + LIMIT;
+        while !b.watch.has_begun() {
+            b.nic.poll_cq(&b.cq, 1, |_| panic!("nothing was posted"));
+            assert!(
+                Instant::now() < until,
+                "round {round}: the first bytes were received, and not told: {:?}",
+                b.watch.ended()
+            );
+        }
+    }
+}
+
+fn negotiated(initiator: bool, host: Host) -> Negotiated {
+    Negotiated {
+        initiator,
+        revision: Revision::Two,
+        crc: false,
+        send_markers: false,
+        receive_markers: false,
+        ird: 1,
+        ord: 1,
+        rtr: Rtr::SendWrite,
+        peer_enhanced: None,
+        drops_reserved_flags: false,
+        peer_is_uwarp: true,
+        peer: None,
+        host: Some(host),
+        rtr_stag_to: (1, 0),
+        private_data: Vec::new(),
+    }
 }

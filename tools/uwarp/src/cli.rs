@@ -313,7 +313,7 @@ pub struct RunOptions {
     /// ends can, otherwise their TCP connection, and `uwarp stat` says why; tcp; memory: a connection that
     /// cannot have it fails with EOPNOTSUPP. Or rules for peers, of which the first that matches decides:
     /// memory:127.0.0.0/8,tcp:10.0.0.5:7471,tcp:[fd00::/8] (LINK:PEER[/BITS][:PORT[-LAST]]; the port is the
-    /// listening end's). tcpdump and tshark see TCP only [default: tcp]
+    /// listening end's). tcpdump and tshark see TCP only [default: auto]
     #[arg(long, value_name = "auto|tcp|memory|RULES", env = "UWARP_LINK", hide_env_values = true,
           value_parser = link_rules)]
     pub link: Option<String>,

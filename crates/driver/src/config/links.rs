@@ -1,7 +1,7 @@
 //! What carries streams between two ends of one host: `UWARP_LINK`.
 //!
 //! ```text
-//! rules = rule *("," rule)                 the first that matches decides; none: tcp
+//! rules = rule *("," rule)                 the first that matches decides; none: auto
 //! rule  = link [":" peer [":" port]]
 //! link  = "auto" / "tcp" / "memory"
 //! peer  = IPv4 ["/" BITS] / "[" IPv6 ["/" BITS] "]" / "*"
@@ -37,8 +37,8 @@ struct Rule {
 
 const ANY_PORT: (u16, u16) = (0, u16::MAX);
 
-/// Where no rule matches. TODO: auto, when all rows have run over it a hundred times (ADR 049).
-const DEFAULT: LinkChoice = LinkChoice::Tcp;
+/// Where no rule matches.
+const DEFAULT: LinkChoice = LinkChoice::Auto;
 
 impl Links {
     /// The choice for connections with `peer`, of which the listening end has this port.
@@ -158,12 +158,12 @@ mod tests {
     fn the_first_rule_that_matches_decides() {
         use LinkChoice::*;
         for (rules, peer, port, link) in [
-            ("", "10.0.0.1", 7, Tcp),
+            ("", "10.0.0.1", 7, Auto),
             ("tcp", "10.0.0.1", 7, Tcp),
             ("Memory", "::1", 7, Memory),
             ("memory:127.0.0.1", "127.0.0.1", 7, Memory),
-            ("memory:127.0.0.1", "127.0.0.2", 7, Tcp),
-            ("memory:127.0.0.1,auto", "127.0.0.2", 7, Auto),
+            ("memory:127.0.0.1", "127.0.0.2", 7, Auto),
+            ("memory:127.0.0.1,tcp", "127.0.0.2", 7, Tcp),
             ("memory:127.0.0.0/8,tcp", "127.9.9.9", 7, Memory),
             ("memory:127.0.0.0/8,tcp", "10.0.0.1", 7, Tcp),
             ("memory:127.0.0.0/8", "::ffff:127.0.0.1", 7, Memory),
@@ -205,8 +205,8 @@ mod tests {
             ("tcp", true),
             ("tcp:10.0.0.1,tcp", true),
             ("tcp,memory", true),
-            ("", true),
-            ("tcp:10.0.0.1", true),
+            ("", false),
+            ("tcp:10.0.0.1", false),
             ("tcp:10.0.0.1,auto", false),
             ("memory:10.0.0.1,tcp", false),
         ] {

@@ -80,6 +80,10 @@ impl Watch {
         state.1.unwrap()
     }
 
+    pub fn has_begun(&self) -> bool {
+        self.state.lock().0
+    }
+
     pub fn ended(&self) -> Option<Disconnect> {
         self.state.lock().1
     }

@@ -212,7 +212,7 @@ fn one_host() -> Check {
     if links.are_tcp() {
         return Check::ok(
             name,
-            "programs of this host use TCP; with UWARP_LINK=auto they share memory where they can",
+            "programs of this host use TCP, as UWARP_LINK says; without it they share memory where they can",
         );
     }
     match host::obstacle() {
