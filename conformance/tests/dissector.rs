@@ -128,7 +128,7 @@ fn tshark_names_every_example_on_one_line() {
     let datagrams: Vec<Udp> = all
         .iter()
         .map(|(number, bytes)| {
-            let is_answer = ["A.4", "A.6", "A.7", "A.11"].contains(&number.as_str());
+            let is_answer = ["A.4", "A.6", "A.7", "A.11", "A.13"].contains(&number.as_str());
             if is_answer { swapped(bytes.clone()) } else { from_to(bytes.clone()) }
         })
         .collect();
@@ -138,6 +138,9 @@ fn tshark_names_every_example_on_one_line() {
         "0x4e2103 -> 0x4e2007 Send msn=1 len=11",
         "0x4e2103 -> 0x4e2007 Proof Request",
         "0x4e2007 -> 0x4e2103 Proof Reply",
+        "0x4e2103 -> 0x4e2007 Memory Request",
+        "0x4e2007 -> 0x4e2103 Memory Reply",
+        "0x4e2103 -> 0x4e2007 Memory Begins",
         "0x4e2103 -> group Send with SE msn=2 len=8",
         "0x4e2103 -> 0x4e2007 Send msn=3 len=0",
         "0x4e2007 -> 0x4e2103 Error Message msn=1 DDP: message longer than the receive buffer",
@@ -152,7 +155,7 @@ fn tshark_names_every_example_on_one_line() {
                   -e diwarp.lookup.transaction -e diwarp.lookup.space -e diwarp.lookup.service \
                   -e diwarp.lookup.status -e diwarp.lookup.datalen -e diwarp.lookup.cookie \
                   -e diwarp.lookup.data";
-    let out = tshark("more", &datagrams[5..], &format!("-T fields -E separator=, {fields}"));
+    let out = tshark("more", &datagrams[8..], &format!("-T fields -E separator=, {fields}"));
     let expected = [
         "1,2,0x05,,,,,,,",
         ",,,0x5eed0001,0x0111,7174,,2,0x0000000000000000,6869",
@@ -227,12 +230,12 @@ fn a_wrong_bit_anywhere_is_flagged() {
 fn tshark_flags_each_datagram_that_a_receiver_drops() {
     /// An example, bytes of it with the values that they get, and the complaint.
     type Case<'a> = (&'a str, &'a [(usize, u8)], &'a str);
-    let cases: [Case<'_>; 22] = [
+    let cases: [Case<'_>; 24] = [
         ("A.1", &[(0, 2)], "Another version"),
         ("A.1", &[(1, 9)], "The source QPN is not of the UDP source port"),
         ("A.1", &[(4, 0x40)], "Reliable service: not defined yet"),
         ("A.1", &[(4, 0x10)], "Reserved flags are not 0"),
-        ("A.1", &[(4, 0x05)], "Unassigned kind"),
+        ("A.1", &[(4, 0x08)], "Unassigned kind"),
         ("A.1", &[(20, 0xC1)], "Tagged segment"),
         ("A.1", &[(20, 0x01)], "Not the whole message"),
         ("A.1", &[(20, 0x42)], "Another DDP version"),
@@ -250,15 +253,19 @@ fn tshark_flags_each_datagram_that_a_receiver_drops() {
         ("A.10", &[(4, 0x83)], "Immediate data in a proof"),
         ("A.11", &[(4, 0x44)], "Reliable service: not defined yet"),
         ("A.10", &[(1, 9)], "The source QPN is not of the UDP source port"),
+        ("A.12", &[(4, 0x85)], "Immediate data about memory"),
+        ("A.14", &[(1, 9)], "The source QPN is not of the UDP source port"),
     ];
     let mut datagrams: Vec<_> = cases.iter().map(|(number, changes, _)| changed(number, changes)).collect();
     let mut expected: Vec<_> = cases.iter().map(|case| case.2).collect();
     let short = |number, len| sealed(example(number)[..len].to_vec());
-    datagrams.extend([short("A.10", 43), short("A.10", 20)]);
+    datagrams.extend([short("A.10", 43), short("A.10", 20), short("A.13", 67), short("A.14", 44)]);
     datagrams.extend([short("A.1", 37), short("A.5", 35), short("A.5", 171), example("A.1")[..23].to_vec()]);
     expected.extend([
         "A proof has 48 bytes",
         "A proof has 48 bytes",
+        "What is said about memory has 72 bytes",
+        "What is said about memory has 72 bytes",
         "Shorter than a DDP header",
         "Shorter than a lookup",
         "A Lookup Request has at least 176 bytes",
