@@ -32,8 +32,8 @@ use std::time::{Duration, Instant};
 use rustix::fd::AsFd;
 use rustix::io::Errno;
 use rustix::net::{
-    RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, SendAncillaryBuffer, SendAncillaryMessage,
-    SendFlags, SocketAddrUnix,
+    RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, ReturnFlags, SendAncillaryBuffer,
+    SendAncillaryMessage, SendFlags, SocketAddrUnix,
 };
 use uwarp_llp::memory::board::Board;
 use uwarp_llp::memory::lane::End;
@@ -58,8 +58,10 @@ pub use words::Why;
 
 pub use crate::qp::Settling;
 
-/// How long an initiator waits for the answer.
+/// How long an initiator waits for the answer, or for one to another question. It stays with TCP then.
 const ANSWER: Duration = Duration::from_millis(200);
+/// The same where memory is required: what comes later would be a failure.
+const REQUIRED: Duration = Duration::from_secs(2);
 /// After a failure, a process is not asked again for so long.
 const AFTER_FAILURE: Duration = Duration::from_secs(10);
 
@@ -89,7 +91,7 @@ pub fn begin(
     negotiated: &Negotiated,
     ends: [SocketAddr; 2],
 ) {
-    let unsettled = Unsettled { qp: Arc::downgrade(qp), number };
+    let unsettled = Unsettled { qp: Arc::downgrade(qp), number, requires: choice == LinkChoice::Memory };
     let Some(host) = negotiated.host else {
         // On another host there is nothing to say, unless memory is required.
         if choice != LinkChoice::Tcp && (choice == LinkChoice::Memory || are_one_host(ends)) {
@@ -141,6 +143,8 @@ enum Known {
 pub(crate) struct Unsettled {
     qp: Weak<Qp>,
     number: StreamNumber,
+    /// The user requires memory.
+    requires: bool,
 }
 
 impl Unsettled {
@@ -193,6 +197,14 @@ impl Wants {
         match self {
             Self::Stream(unsettled) => unsettled.stay(why),
             Self::Datagrams(way) => way.stay(why),
+        }
+    }
+
+    /// How long it waits for an answer.
+    fn patience(&self) -> Duration {
+        match self {
+            Self::Stream(unsettled) if unsettled.requires => REQUIRED,
+            _ => ANSWER,
         }
     }
 
@@ -341,7 +353,8 @@ fn send(socket: impl AsFd, bytes: &[u8], fds: &[BorrowedFd<'_>]) -> Result<(), E
 /// The most descriptors of a message.
 const MOST: usize = 3;
 
-/// Receives one message, of at most the buffer's size; returns how long it is. 0: the peer has closed.
+/// Receives one message, of at most the buffer's size; returns how long it is. 0: the peer has closed. MFILE:
+/// its descriptors do not fit into this process.
 fn receive(socket: impl AsFd, buffer: &mut [u8], fds: &mut Vec<OwnedFd>) -> Result<usize, Errno> {
     let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(MOST))];
     let mut control = RecvAncillaryBuffer::new(&mut space);
@@ -351,6 +364,9 @@ fn receive(socket: impl AsFd, buffer: &mut [u8], fds: &mut Vec<OwnedFd>) -> Resu
         if let RecvAncillaryMessage::ScmRights(rights) = part {
             fds.extend(rights);
         }
+    }
+    if message.flags.contains(ReturnFlags::CTRUNC) {
+        return Err(Errno::MFILE);
     }
     Ok(message.bytes)
 }

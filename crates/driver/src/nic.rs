@@ -120,9 +120,9 @@ pub struct Nic {
     /// Exists once an observer watches the port.
     watch: Mutex<Option<Arc<PortWatch>>, 8>,
     /// Exists once a stream goes through memory.
-    lanes: Mutex<Option<Arc<Lanes>>, 8>,
+    lanes: Mutex<Option<Arc<Lanes>>, 9>,
     /// Exists once this process may share memory with others.
-    neighbours: Mutex<Option<Result<Arc<Neighbours>, Why>>, 7>,
+    neighbours: Mutex<Option<Result<Arc<Neighbours>, Why>>, 8>,
 }
 
 impl Nic {

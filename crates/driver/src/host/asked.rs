@@ -42,6 +42,8 @@ const GRANTED: Duration = Duration::from_secs(2);
 /// Processes that are let in, and questions of one that are taken, before others are served. Who connects or
 /// asks again and again keeps nobody waiting.
 const TURN: usize = 64;
+/// When it is tried again to let in who waits, after the system has refused it.
+const AGAIN: Duration = Duration::from_millis(50);
 /// A process that has connected and asks nothing is not waited for: it holds a descriptor.
 const SILENT: Duration = Duration::from_secs(2);
 
@@ -186,7 +188,14 @@ impl Source for Asked {
         for _ in 0..TURN {
             match self.accept() {
                 Ok(()) | Err(Errno::INTR | Errno::CONNABORTED) => {}
-                Err(_) => return,
+                Err(Errno::AGAIN) => return,
+                // No descriptor is left, most likely.
+                Err(_) => {
+                    if let Some(token) = self.token.get() {
+                        self.engine.set_timer(*token, Some(Instant::now() + AGAIN));
+                    }
+                    return;
+                }
             }
         }
         if let Some(token) = self.token.get() {
@@ -194,7 +203,9 @@ impl Source for Asked {
         }
     }
 
-    fn timeout(&self) {}
+    fn timeout(&self) {
+        self.ready(Readiness::ANY);
+    }
 }
 
 /// A process that asks.
@@ -439,7 +450,11 @@ impl Source for Granted {
         // It may be a report of the lane's earlier use.
         let used = self.is_used().then(|| self.take()).flatten();
         if let Some((end, unsettled)) = used {
-            unsettled.settle(end);
+            return unsettled.settle(end);
+        }
+        // The initiator has not heard the answer in time: the connection has what it sends.
+        if self.waiting.lock().as_ref().is_some_and(|(end, _)| end.is_declined_by_peer()) {
+            drop(self.take());
         }
     }
 

@@ -1,7 +1,8 @@
 //! A process that this one asks for memory: the initiator's part.
 
+use std::collections::VecDeque;
 use std::net::SocketAddr;
-use std::os::fd::{AsFd as _, AsRawFd as _, OwnedFd};
+use std::os::fd::{AsFd as _, AsRawFd as _, BorrowedFd, OwnedFd};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
@@ -17,7 +18,7 @@ use uwarp_process::{Descriptor, Mutex, OnceValue};
 
 use super::fading::{Fading, has_no_streams};
 use super::words::{Answer, Join};
-use super::{ANSWER, Wants, Why, end_datagrams, is_same_user, name, receive, send};
+use super::{AFTER_FAILURE, Wants, Why, end_datagrams, is_same_user, name, receive, send};
 use crate::engine::Engine;
 use crate::lanes::Lanes;
 use crate::source::{Interest, Readiness, Source, Token};
@@ -43,6 +44,11 @@ struct State {
     watched: Option<Token>,
     slabs: Vec<Arc<Slab>>,
     waiting: Vec<Waiting>,
+    /// Questions for which the socket had no room, with the slab that is passed: they go out when the process
+    /// has answered one. Those before them are in its socket.
+    unsent: VecDeque<(Join, Option<OwnedFd>)>,
+    /// It has not answered: until then, or until it does, nothing more is asked.
+    silent: Option<Instant>,
 }
 
 struct Waiting {
@@ -50,6 +56,15 @@ struct Waiting {
     end: End,
     wants: Wants,
     until: Instant,
+}
+
+impl Waiting {
+    fn stay(self, why: Why) {
+        let Self { end, wants, .. } = self;
+        wants.stay(why);
+        // The responder may have granted it.
+        drop(end);
+    }
 }
 
 impl Asking {
@@ -79,6 +94,8 @@ impl Asking {
             watched: None,
             slabs: Vec::new(),
             waiting: Vec::new(),
+            unsent: VecDeque::new(),
+            silent: None,
         };
         let asking = Arc::new(Self {
             engine: engine.clone(),
@@ -100,7 +117,7 @@ impl Asking {
     /// Asks for a lane instead of this connection, or beside these ports.
     pub fn ask(&self, nonce: [u8; 16], ends: [SocketAddr; 2], wants: Wants) -> Result<(), (Why, Wants)> {
         let mut state = self.state.lock();
-        if self.is_over() {
+        if self.is_over() || state.silent.is_some_and(|until| Instant::now() < until) {
             return Err((Why::Silent, wants));
         }
         let carries = wants.carries();
@@ -136,12 +153,18 @@ impl Asking {
             datagrams: carries == Carries::Datagrams,
         };
         let board = self.lanes.board();
-        let mut fds = Vec::new();
-        if let Some((_, bell)) = &first {
-            fds.extend([board, bell.as_fd()]);
-        }
-        fds.extend(new.as_ref().map(|slab| slab.as_fd()));
-        let sent = state.socket.as_ref().map_or(Err(Errno::PIPE), |to| send(to, &join.to_bytes(), &fds));
+        let bell = first.as_ref().map(|(_, bell)| [board, bell.as_fd()]);
+        let sent = match state.unsent.is_empty() {
+            true => state.send(&join, bell, new.as_ref()),
+            false => Err(Errno::AGAIN),
+        };
+        let sent = match sent {
+            Err(Errno::AGAIN) if first.is_none() => {
+                state.unsent.push_back((join, new));
+                Ok(())
+            }
+            sent => sent,
+        };
         let failed = match first.map(|(bell, _)| self.lanes.watch_bell(&self.engine, bell)) {
             Some(Err(_)) => Some(Why::NoResources),
             Some(Ok(token)) => {
@@ -155,7 +178,7 @@ impl Asking {
             self.end(why);
             return Err((why, wants));
         }
-        let until = Instant::now() + ANSWER;
+        let until = Instant::now() + wants.patience();
         state.waiting.push(Waiting { nonce, end, wants, until });
         self.set_timer(&state);
         Ok(())
@@ -177,6 +200,7 @@ impl Asking {
             Ok(bytes) => bytes,
             Err(Errno::INTR) => return Some(Ok(())),
             Err(Errno::AGAIN) => return None,
+            Err(Errno::MFILE) => return Some(Err(Why::NoResources)),
             Err(_) => return Some(Err(Why::NotHere)),
         };
         let Some(answer) = buffer.get(..bytes).and_then(Answer::parse) else {
@@ -193,7 +217,14 @@ impl Asking {
         // It comes too late, or nobody has asked.
         let Some(waiting) = at.map(|at| state.waiting.swap_remove(at)) else { return Some(Ok(())) };
         let known = state.pair.is_known();
+        state.silent = None;
+        // It answers one after the other, so the others wait anew.
+        let now = Instant::now();
+        for waiting in &mut state.waiting {
+            waiting.until = waiting.until.max(now + waiting.wants.patience());
+        }
         self.set_timer(&state);
+        state.send_more();
         drop(state);
         let Waiting { mut end, wants, .. } = waiting;
         match answer.refused {
@@ -220,13 +251,36 @@ impl Asking {
             self.engine.deregister(*token);
         }
         drop(socket);
-        for Waiting { end, wants, .. } in waiting {
-            drop(end);
-            wants.stay(why);
+        for waiting in waiting {
+            waiting.stay(why);
         }
         pair.end();
         end_datagrams(&self.engine, &slabs);
         Fading::begin(&self.engine, &self.lanes, slabs, watched);
+    }
+}
+
+impl State {
+    /// `bell`: the board, and what rings for this process.
+    fn send(
+        &self,
+        join: &Join,
+        bell: Option<[BorrowedFd<'_>; 2]>,
+        new: Option<&OwnedFd>,
+    ) -> Result<(), Errno> {
+        let mut fds: Vec<_> = bell.into_iter().flatten().collect();
+        fds.extend(new.map(|slab| slab.as_fd()));
+        self.socket.as_ref().map_or(Err(Errno::PIPE), |to| send(to, &join.to_bytes(), &fds))
+    }
+
+    /// What fails is noticed when the socket is read.
+    fn send_more(&mut self) {
+        while let Some((join, new)) = self.unsent.front() {
+            if self.send(join, None, new.as_ref()).is_err() {
+                return;
+            }
+            self.unsent.pop_front();
+        }
     }
 }
 
@@ -249,16 +303,26 @@ impl Source for Asking {
     }
 
     fn timeout(&self) {
+        // This process may be the one that is late.
+        self.ready(Readiness::ANY);
+        if self.is_over() {
+            return;
+        }
         let now = Instant::now();
         let mut state = self.state.lock();
         let (late, waiting): (Vec<_>, _) =
             std::mem::take(&mut state.waiting).into_iter().partition(|w| w.until <= now);
         state.waiting = waiting;
+        if !late.is_empty() {
+            state.silent = Some(now + AFTER_FAILURE);
+        }
         let is_idle = late.is_empty() && state.waiting.is_empty() && state.slabs.iter().all(has_no_streams);
+        // Who has answered before goes on with what it has.
+        let is_over = is_idle || !late.is_empty() && !state.pair.is_known();
         self.set_timer(&state);
         drop(state);
-        if !late.is_empty() || is_idle {
-            late.into_iter().for_each(|waiting| waiting.wants.stay(Why::Silent));
+        late.into_iter().for_each(|waiting| waiting.stay(Why::Silent));
+        if is_over {
             self.end(Why::Silent);
         }
     }

@@ -65,10 +65,16 @@ impl End {
         self.agreed = true;
     }
 
-    /// Whether the peer has written anything, or has said that it ends.
+    /// Whether the peer has written anything, or has said that the stream ends.
     pub fn is_used_by_peer(&self) -> bool {
         let line = self.their_line();
-        Theirs::default().hear_tail(line, 0) != Ok(0) || Theirs::flags(line).ends()
+        Theirs::default().hear_tail(line, 0) != Ok(0) || Theirs::flags(line).has(Flags::FIN)
+    }
+
+    /// Whether the peer has left the lane without having used it.
+    pub fn is_declined_by_peer(&self) -> bool {
+        // In this order: what it wrote, it wrote before it left.
+        Theirs::flags(self.their_line()).has(Flags::LEFT) && !self.is_used_by_peer()
     }
 
     /// What the engine calls the lane from now on: [`Slab::harvest`] reports this name.
@@ -456,4 +462,30 @@ impl Lane {
 
 fn size(bytes: u64) -> usize {
     usize::try_from(bytes).unwrap_or(usize::MAX)
+}
+
+#[cfg(test)]
+#[cfg(not(miri))]
+mod tests {
+    use super::super::slab::Slab;
+    use super::*;
+
+    /// A responder's stream follows the initiator's first byte. To leave a lane is no byte.
+    #[test]
+    fn a_lane_that_was_left_unused_is_declined() {
+        let pair = || Arc::new(super::super::pair::Pair::default());
+        let (made, fd) = Slab::create(pair()).unwrap();
+        let opened = Slab::open(fd, pair()).unwrap();
+        for (ends, used, declined) in [(false, false, true), (true, true, false)] {
+            let lane = made.take_lane().unwrap();
+            assert!(opened.claim_lane(lane));
+            let (mut initiators, responders) = (End::new(made.clone(), lane), End::new(opened.clone(), lane));
+            assert!(!responders.is_used_by_peer() && !responders.is_declined_by_peer());
+            if ends {
+                initiators.say(Flags::FIN);
+            }
+            drop(initiators);
+            assert_eq!((responders.is_used_by_peer(), responders.is_declined_by_peer()), (used, declined));
+        }
+    }
 }
