@@ -190,7 +190,7 @@ impl Rings {
 
     /// A process says something about memory. False: it is dropped.
     pub fn hear(&self, memory: Memory, incoming: &Incoming) -> bool {
-        let Some(on) = self.on.get() else { return false };
+        let Some(on) = self.on.get().filter(|on| on.may_share(on.ends_of(incoming))) else { return false };
         let mut heard = self.heard.lock();
         if heard.len() >= MOST_HEARD {
             return false;
@@ -206,7 +206,7 @@ impl Rings {
         let Some(on) = self.on.get() else { return };
         let heard = std::mem::take(&mut *self.heard.lock());
         for (memory, incoming) in heard {
-            let ends = [plain(incoming.to, on.number), plain(incoming.from.ip(), incoming.from.port())];
+            let ends = on.ends_of(&incoming);
             match memory.says {
                 Says::Request { token } => self.answer(on, ends, token, &incoming),
                 Says::Offer { token, name, word } => {
@@ -428,6 +428,10 @@ impl On {
         let from = from.or_else(|| Some(to.ip()).filter(|ip| alike(*ip)))?;
         let ends = [plain(from, self.number), plain(to.ip(), to.port())];
         self.may_share(ends).then_some(ends)
+    }
+
+    fn ends_of(&self, incoming: &Incoming) -> [SocketAddr; 2] {
+        [plain(incoming.to, self.number), plain(incoming.from.ip(), incoming.from.port())]
     }
 
     /// Whether the two may be processes of this host, and are not one and the same port.

@@ -117,8 +117,9 @@ struct Gate {
     by_udp: usize,
     sent: u64,
     lost: u64,
-    /// Queue pairs whose datagrams wait for room, and since when.
+    /// Queue pairs whose datagrams wait for room, and until when.
     blocked: Vec<Weak<UdQp>>,
+    patience: Option<Instant>,
     /// They have waited long enough.
     is_stopped: bool,
 }
@@ -284,6 +285,7 @@ impl Way {
             return Some(0);
         }
         if gate.blocked.is_empty() {
+            gate.patience = Some(Instant::now() + ROOM);
             self.set_timer(ROOM);
         }
         gate.blocked.push(qp.clone());
@@ -390,10 +392,17 @@ impl Way {
         self.raise();
     }
 
-    /// Whether the peer may join. Both may ask at once: then the one with the smaller end does.
+    /// Whether the peer may join. Both may ask at once: then the one with the smaller end does, or has done
+    /// so.
     pub(super) fn grants(&self) -> bool {
         let is_initiator = self.ends[0] < self.ends[1];
-        !(is_initiator && matches!(self.gate.lock().phase, Phase::Joining { .. }))
+        let gate = self.gate.lock();
+        let has = match gate.phase {
+            Phase::Joining { .. } => true,
+            Phase::Stands { .. } => gate.outbox.as_ref().is_some_and(|outbox| !outbox.is_over()),
+            _ => false,
+        };
+        !(is_initiator && has)
     }
 
     /// The peer has joined, and gets this end of a lane. Until it begins, this end writes nothing there: the
@@ -402,8 +411,12 @@ impl Way {
         let Some(me) = self.me.upgrade() else { return };
         let mut gate = self.gate.lock();
         let (ring, outbox, inbox) = self.take(word, end);
-        // What an earlier one of this port has left is read, and then forgotten.
+        // What an earlier one of this port has left is read, and then forgotten. Nobody says any more that its
+        // last datagram by UDP has come.
         gate.outbox = None;
+        if let Some(earlier) = gate.phase.ring() {
+            earlier.open.store(true, Ordering::Release);
+        }
         self.by_ring.store(false, Ordering::Relaxed);
         gate.phase = Phase::Granted { ring: ring.clone(), outbox };
         drop(gate);
@@ -492,7 +505,12 @@ impl Way {
                 }
             }
             Phase::Stands { ring } if ring.is_open() => {
-                // It was set when they began to wait. (Those that wait since then, too, find out later.)
+                // (Those that wait since a later time find out later.)
+                let left = gate.patience.map(|until| until.saturating_duration_since(Instant::now()));
+                if let Some(left) = left.filter(|left| !left.is_zero() && !gate.blocked.is_empty()) {
+                    drop(gate);
+                    return self.set_timer(left);
+                }
                 gate.is_stopped = !gate.blocked.is_empty();
                 drop(gate);
                 self.use_room();

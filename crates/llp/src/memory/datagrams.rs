@@ -6,7 +6,7 @@
 //!
 //! Who finds no room may wait for it ([`Outbox::wants_room`]), and when it has waited long enough, its
 //! datagrams are lost and counted where they would have arrived ([`Outbox::lose`]), as those that find a full
-//! socket. A record of length 0 is no datagram; the first one shows that an end uses the lane.
+//! socket. A record of length 0 is no datagram: there is one, and it shows that an end uses the lane.
 //!
 //! The rules of [`super::ledger`] hold. The peer may write anything: a length is copied before it is
 //! believed, and bytes are copied before they are looked at.
@@ -65,6 +65,8 @@ pub struct Inbox {
     theirs: Theirs,
     /// As the peer has counted.
     lost: u64,
+    /// The peer has shown that it uses the lane.
+    begun: bool,
     broken: bool,
 }
 
@@ -74,7 +76,7 @@ impl End {
         let end = Arc::new(self);
         let (mine, theirs) = (Mine::default(), Theirs::default());
         let outbox = Outbox { end: end.clone(), mine, theirs, lost: 0, over: false };
-        (outbox, Inbox { end, mine, theirs, lost: 0, broken: false })
+        (outbox, Inbox { end, mine, theirs, lost: 0, begun: false, broken: false })
     }
 
     /// Whether the peer has left, or is gone.
@@ -144,10 +146,15 @@ impl Outbox {
         fence(Ordering::SeqCst);
     }
 
+    /// Whether the peer does not look at the ring any more, or has broken the rules.
+    pub fn is_over(&self) -> bool {
+        self.over || self.end.is_left()
+    }
+
     /// Whether the peer has taken anything since [`Self::put`] has looked, or is gone.
     #[inline]
     pub fn may_have_room(&self) -> bool {
-        self.theirs.has_taken(self.end.their_line()) || self.over || self.end.is_left()
+        self.theirs.has_taken(self.end.their_line()) || self.is_over()
     }
 
     /// A datagram is lost: there was no room for it.
@@ -189,10 +196,10 @@ impl Inbox {
     pub fn take(&mut self, stage: &mut [u8]) -> Took {
         loop {
             match self.take_record(stage) {
-                // The peer uses the lane, and says no more.
-                Ok(Took::Datagram(0)) => {}
-                Ok(took) => return took,
-                Err(Nonsense) => {
+                // The peer uses the lane. It says so once: otherwise this could go on for ever.
+                Ok(Took::Datagram(0)) if !self.begun => self.begun = true,
+                Ok(took) if took != Took::Datagram(0) => return took,
+                Ok(_) | Err(Nonsense) => {
                     self.broken = true;
                     return Took::Over;
                 }
@@ -333,6 +340,17 @@ mod tests {
         to_b.show();
         assert!(from_a.has_news());
         assert_eq!((take(&mut from_a), from_a.has_news()), (None, false));
+    }
+
+    #[test]
+    fn a_peer_that_says_for_ever_that_it_begins_breaks_the_rules() {
+        let ([(mut to_b, _), (_, mut from_a)], _slabs) = ends();
+        for _ in 0..1000 {
+            assert_eq!(to_b.put(&[]), Put::Taken);
+        }
+        to_b.show();
+        assert_eq!(from_a.take(&mut vec![0; 65_536]), Took::Over);
+        assert!(from_a.is_broken());
     }
 
     #[test]
