@@ -585,6 +585,11 @@ impl Engine {
         self.sources.read().get(token.index()).filter(|s| s.token == token).map(|s| s.source.clone())
     }
 
+    /// Whether there is such a source. (Unlike [`Self::find`], the caller never drops one.)
+    pub(crate) fn knows(&self, token: Token) -> bool {
+        self.sources.read().get(token.index()).is_some_and(|s| s.token == token)
+    }
+
     fn run_timers(&self) {
         let now = sys::now();
         loop {

@@ -1,7 +1,13 @@
 //! Event loops of the program that wait for completion channels and serve their own sockets (`channel`,
 //! ADR 050): what the engine keeps for them. `event_loop` has what it does with it.
 
-use crate::sync::{AtomicBool, AtomicUsize, Ordering};
+use std::time::Duration;
+
+use crate::progress::{Nanos, nanos};
+use crate::sync::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
+
+/// A loop that is woken serves what was left to it within this time, or another thread does.
+const COME: Duration = Duration::from_millis(2);
 
 /// Event loops that serve their own channels.
 #[derive(Default)]
@@ -11,11 +17,25 @@ pub(crate) struct OwnLoops {
     pub announced: AtomicBool,
     /// The thread of such loops; 0: none yet.
     thread: AtomicUsize,
+    /// When sources were left to loops that have not come for them since; 0: there are none.
+    left_since: AtomicU64,
     /// Several threads have such loops. A bell would wake one of them, for streams of the others.
     several: AtomicBool,
 }
 
 impl OwnLoops {
+    /// Sources are left to loops now. Returns whether others were left so long ago that their loops do not
+    /// come: they compute, or wait for something else.
+    pub fn leaves(&self, now: Nanos) -> bool {
+        let first = self.left_since.compare_exchange(0, now, Ordering::Relaxed, Ordering::Relaxed);
+        first.is_err_and(|since| now.saturating_sub(since) > nanos(COME))
+    }
+
+    /// All that was left is served.
+    pub fn have_come(&self) {
+        self.left_since.store(0, Ordering::Relaxed);
+    }
+
     /// Whether this thread, by its number, may be left to serve streams that no descriptor reports.
     pub fn may_serve(&self, thread: usize) -> bool {
         let first = self.thread.compare_exchange(0, thread, Ordering::Relaxed, Ordering::Relaxed);

@@ -54,7 +54,12 @@ impl Asleep {
     }
 
     pub fn any(&self) -> bool {
-        self.0.load(Ordering::SeqCst) >= Self::ONE
+        self.count() > 0
+    }
+
+    /// How many threads.
+    pub fn count(&self) -> usize {
+        self.0.load(Ordering::SeqCst) / Self::ONE
     }
 }
 

@@ -94,6 +94,7 @@ impl Engine {
     pub(crate) fn serve_left(&self) -> (usize, bool) {
         let (mut served, mut input) = (0, false);
         let _uncancelled = Uncancelled::begin();
+        self.own.have_come();
         self.serve_all(self.left.take(), &mut served, &mut input);
         (served, input)
     }

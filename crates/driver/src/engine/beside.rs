@@ -9,7 +9,7 @@ use std::time::Duration;
 use super::{Engine, Reports, Slot};
 use crate::fork::Uncancelled;
 use crate::own_loops::Beside;
-use crate::progress::{NAP_BESIDE_LEADS, nanos};
+use crate::progress::{NAP_BESIDE_LEADS, Nanos, nanos};
 use crate::source::{Interest, Source, Token};
 use crate::sync::Ordering;
 use crate::sys::{self, Watch};
@@ -147,7 +147,7 @@ impl Engine {
         let unseen = stamp.saturating_sub(self.looked_around.load(Ordering::Relaxed));
         if unseen >= nanos(NAP_BESIDE_LEADS) {
             self.looked_around.store(stamp, Ordering::Relaxed);
-            self.poll_others();
+            self.poll_others(stamp);
         } else if self.first_timer().is_some_and(|at| at <= now) {
             uncancelled.get_or_insert_with(Uncancelled::begin);
             self.run_timers();
@@ -177,8 +177,8 @@ impl Engine {
     }
 
     /// Serves what is ready now, and timers that have expired, except what wakes loops of the program. (They
-    /// serve it in its turn. If they do not, the next thread that waits for the engine does.)
-    fn poll_others(&self) {
+    /// serve it in its turn. If they do not, this thread does later, or one that waits for the engine.)
+    fn poll_others(&self, stamp: Nanos) {
         let (mut uncancelled, mut leaves) = (None, false);
         // EINTR on a wait without timeout is harmless.
         let _ = self.epoll.wait(Some(Duration::ZERO), |name, readiness| {
@@ -200,7 +200,9 @@ impl Engine {
                 None => {}
             }
         });
-        if leaves && self.asleep.any() {
+        if self.left.any() && self.own.leaves(stamp) {
+            self.serve_left();
+        } else if leaves && self.asleep.count() > usize::from(self.own.announced.load(Ordering::Relaxed)) {
             self.wake();
         }
         self.look_once();
