@@ -195,7 +195,7 @@ fn where_little_is_left_the_stream_uses_tcp() {
     };
     // Each of them was seen to leave enough for a connection, or too little for memory alone.
     for (limit, becomes) in
-        [("-n 64", "memory"), ("-v 600000", "memory"), ("-n 22", "tcp"), ("-v 250000", "tcp")]
+        [("-n 64", "memory"), ("-v 600000", "memory"), ("-n 23", "tcp"), ("-v 250000", "tcp")]
     {
         let port = free_port();
         let endless = Cmd::line(&format!("rping -c -S 1000 -a 127.0.0.1 -p {port}"));
@@ -225,8 +225,8 @@ fn where_little_is_left_the_stream_uses_tcp() {
     }
 }
 
-/// Where programs are contained in some way: memory wherever a descriptor can be passed, and otherwise TCP with
-/// the reason. (Docker's network namespaces are others; then the ends are not of one host.)
+/// Where programs are contained in some way: memory wherever a descriptor can be passed, and otherwise TCP
+/// with the reason. (Docker's network namespaces are others; then the ends are not of one host.)
 #[test]
 fn containers_share_memory_or_step_aside() {
     let script = PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("py/contained.py");

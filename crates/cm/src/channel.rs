@@ -113,7 +113,7 @@ impl<I: Owner> EventChannel<I> {
     /// An empty channel.
     pub fn new(nic: &Nic) -> Result<Arc<Self>, CmError> {
         Ok(Arc::new(Self {
-            doorbell: Channel::new(nic.engine())?,
+            doorbell: Channel::of_other_events(nic.engine())?,
             queue: Mutex::default(),
             taken: Condvar::new(),
         }))

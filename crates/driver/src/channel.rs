@@ -132,20 +132,25 @@ pub(crate) fn waits_no_more() -> Option<Lead> {
 }
 
 impl Channel {
-    /// A new channel on the process's engine.
+    /// A new channel on the process's engine, for completion queues.
     pub fn new(engine: &Arc<Engine>) -> Result<Arc<Self>, Errno> {
-        Self::with(engine, true)
+        Self::with(engine, true, true)
     }
 
-    /// The same; the program never learns of its descriptor, so calls that wait need not ask whether it is
+    /// The same, for other events: the sockets need not make it readable. It has one descriptor less.
+    pub fn of_other_events(engine: &Arc<Engine>) -> Result<Arc<Self>, Errno> {
+        Self::with(engine, true, false)
+    }
+
+    /// As [`Self::new`]; the program never learns of its descriptor, so calls that wait need not ask whether it is
     /// non-blocking.
     pub fn hidden(engine: &Arc<Engine>) -> Result<Arc<Self>, Errno> {
-        Self::with(engine, false)
+        Self::with(engine, false, false)
     }
 
-    fn with(engine: &Arc<Engine>, shown: bool) -> Result<Arc<Self>, Errno> {
+    fn with(engine: &Arc<Engine>, shown: bool, watched: bool) -> Result<Arc<Self>, Errno> {
         let bell = Bell::new(false)?;
-        let watch = if shown { Some(Arc::new(Watch::new()?)) } else { None };
+        let watch = if watched { Some(Arc::new(Watch::new()?)) } else { None };
         if let Some(watch) = &watch {
             watch.add_bell(&bell, Token::WAKE.0)?;
             fork::track(watch.fd());
@@ -160,7 +165,7 @@ impl Channel {
             own: AtomicBool::new(false),
             was_own: AtomicBool::new(false),
             called: AtomicBool::new(false),
-            feeds: Mutex::default(),
+            feeds: Mutex::new(Feeds { never: !watched, ..Feeds::default() }),
             leading: AtomicBool::new(false),
             armed: Mutex::default(),
             attended: AtomicBool::new(false),
@@ -469,7 +474,7 @@ impl Channel {
         let mut feeds = self.feeds.lock();
         let Some(token) = source.map(Token) else { return self.disown(&mut feeds) };
         if feeds.all.len() == feeds.all.capacity() {
-            feeds.all.retain(|(token, _)| self.engine.find(*token).is_some());
+            feeds.all.retain(|(token, _)| self.engine.knows(*token));
         }
         feeds.all.push((token, cq.clone()));
         if self.own.load(Ordering::Relaxed) && !(self.watches(token) && self.is_called()) {
