@@ -325,9 +325,12 @@ fn a_toolchain_that_is_too_old_is_named_with_what_to_do() {
 /// Each figure is on the page it is from, and its command measures it.
 #[test]
 fn the_figures_of_the_readme_are_those_of_performance_md() {
-    const OTHER_NAMES: [(&str, &str); 2] = [
-        ("half a round trip of 64 B Sends", "64 B Send, both poll"),
-        ("half a round trip of 8 B by Open MPI", "ping-pong-8"),
+    /// As the page names them, over memory and over TCP.
+    const OTHER_NAMES: [(&str, &[&str]); 4] = [
+        ("half a round trip of 64 B Sends", &["64 B Send, both poll"]),
+        ("1 MiB Writes", &["1 MiB Writes", "1 MiB Writes, CRC on"]),
+        ("64 B Writes in lists of 64, million/s", &["64 B Writes in lists of 64, target polls"]),
+        ("half a round trip of 8 B by Open MPI", &["ping-pong-8"]),
     ];
     let page = fs::read_to_string(root().join("docs/performance.md")).expect("docs/performance.md");
     let text = text();
@@ -341,19 +344,25 @@ fn the_figures_of_the_readme_are_those_of_performance_md() {
     let missing: Vec<_> = shown.filter(|line| !page.lines().any(|other| other == *line)).collect();
     assert!(missing.is_empty(), "docs/performance.md does not begin with these: {missing:#?}");
     for row in rows {
-        let [title, raw, uwarp, command] = row[..] else { panic!("{row:?}") };
-        let title = OTHER_NAMES.iter().find(|(name, _)| *name == title).map_or(title, |(_, other)| other);
-        // From the heading of the loopback's section to the next command.
+        let [title, raw, memory, tcp, command] = row[..] else { panic!("{row:?}") };
+        let names =
+            OTHER_NAMES.iter().find(|(name, _)| *name == title).map_or(&[title][..], |(_, names)| names);
+        // From the heading of the loopback's section to the next one.
         let command = command.trim_matches('`');
         let (_, rest) = page.split_once(&format!("`{command} ")).unwrap_or_else(|| panic!("no {command}"));
-        let line = rest.lines().find(|line| line.starts_with(&format!("| {title} |")));
-        let line = line.unwrap_or_else(|| panic!("no {title} below {command} in docs/performance.md"));
+        let (section, _) = rest.split_once("\n## ").unwrap_or((rest, ""));
+        let of_row = |line: &&str| names.iter().any(|name| line.starts_with(&format!("| {name} |")));
+        let lines: Vec<_> = section.lines().filter(of_row).collect();
         let number = |cell: &str| cell.split(' ').next().unwrap_or_default().to_owned();
-        let cells: Vec<_> = line.trim_matches('|').split('|').map(|cell| number(cell.trim())).collect();
-        assert!(
-            cells.contains(&number(raw)) && cells.contains(&number(uwarp)),
-            "docs/performance.md has other figures; write those of the README anew, from this row:\n{line}"
-        );
+        let cells: Vec<_> =
+            lines.iter().flat_map(|line| line.split('|')).map(|cell| number(cell.trim())).collect();
+        for shown in [raw, memory, tcp] {
+            assert!(
+                cells.contains(&number(shown)),
+                "{title}: docs/performance.md has not {shown}; write the README's anew, from these:\n{}",
+                lines.join("\n")
+            );
+        }
     }
 }
 

@@ -84,7 +84,6 @@ impl Run {
 #[derive(Serialize)]
 struct Row {
     id: String,
-    #[serde(skip)]
     title: String,
     connections: u32,
     /// Requests a second, median.
