@@ -61,9 +61,12 @@ enum Signals {
 }
 
 impl Signals {
-    /// A signal's handler has run: whether it ends the call.
+    /// A signal has ended the sleep: whether it ends the call.
     fn interrupt(self) -> bool {
-        matches!(self, Signals::AsPoll) || !fork::interruptions_restart()
+        match self {
+            Signals::AsPoll => fork::interruptions_are_heeded(),
+            Signals::AsRead => !fork::interruptions_restart(),
+        }
     }
 
     /// For the length of the call.

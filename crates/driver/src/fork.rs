@@ -403,20 +403,29 @@ pub(crate) fn switches() -> i64 {
 
 /// Whether every signal handler of the program has `SA_RESTART`. If not, an interrupted wait returns `EINTR`,
 /// as a blocking `read` would.
-///
+pub(crate) fn interruptions_restart() -> bool {
+    !has_handler(|flags| flags & libc::SA_RESTART == 0)
+}
+
+/// Whether the program has a signal handler. Without one, a wait has ended because of a signal that nobody
+/// heeds (SIGCHLD): the system would have thrown it away, had the wait not blocked it until the sleep began.
+pub(crate) fn interruptions_are_heeded() -> bool {
+    has_handler(|_| true)
+}
+
 /// Signals of a thread's own faults do not count: they interrupt no wait, and crash reporters (and our own
 /// guard) install their handlers without `SA_RESTART`.
-pub(crate) fn interruptions_restart() -> bool {
+fn has_handler(counts: impl Fn(libc::c_int) -> bool) -> bool {
     const FAULTS: [libc::c_int; 5] = [libc::SIGSEGV, libc::SIGBUS, libc::SIGILL, libc::SIGFPE, libc::SIGTRAP];
-    (1..=libc::SIGRTMAX()).filter(|signal| !FAULTS.contains(signal)).all(|signal| {
+    (1..=libc::SIGRTMAX()).filter(|signal| !FAULTS.contains(signal)).any(|signal| {
         // SAFETY: only queries; `action` is written by the call before it is read.
         unsafe {
             let mut action = std::mem::zeroed::<libc::sigaction>();
             if libc::sigaction(signal, std::ptr::null(), &raw mut action) != 0 {
-                return true;
+                return false;
             }
             let handled = action.sa_sigaction != libc::SIG_DFL && action.sa_sigaction != libc::SIG_IGN;
-            !handled || action.sa_flags & libc::SA_RESTART != 0
+            handled && counts(action.sa_flags)
         }
     })
 }

@@ -34,6 +34,10 @@ pub fn interruptions_restart() -> bool {
     true
 }
 
+pub fn interruptions_are_heeded() -> bool {
+    true
+}
+
 pub fn nonblocking(fd: RawFd) -> bool {
     crate::sys::is_nonblocking(fd)
 }
