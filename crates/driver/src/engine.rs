@@ -17,7 +17,7 @@ use crate::fork::{self, Birth, Uncancelled};
 use crate::held::Held;
 use crate::lost_leads::{self, LostLeads};
 use crate::own_loops::OwnLoops;
-use crate::progress::{Around, CurrentLead, CurrentMode, LEAD, LastPoll, Mode, Nanos, Pace, nanos};
+use crate::progress::{Around, CurrentLead, CurrentMode, LEAD, LastPoll, Mode, NEVER, Nanos, Pace, nanos};
 use crate::raised::{Asleep, Raised};
 use crate::source::{Interest, Readiness, Source, Token};
 use crate::sync::{AtomicBool, AtomicU8, AtomicU64, Mutex, OnceLock, Ordering, RwLock};
@@ -79,6 +79,9 @@ pub struct Engine {
     sources: RwLock<Slab<Slot>, 27>,
     generation: AtomicU64,
     timers: Mutex<Timers, 29>,
+    /// When the first timer expires, or [`NEVER`]; written under the lock. Threads that poll read it all the
+    /// time, without a lock: a signal's handler may jump out of that.
+    first: AtomicU64,
     start: Instant,
     /// The mode of the background thread.
     pub(crate) mode: CurrentMode,
@@ -156,6 +159,7 @@ impl Engine {
             sources: RwLock::default(),
             generation: AtomicU64::new(1),
             timers: Mutex::default(),
+            first: AtomicU64::new(NEVER),
             start: sys::now(),
             mode: CurrentMode::new(),
             lead: CurrentLead::new(),
@@ -391,9 +395,12 @@ impl Engine {
         if let Some(old) = old {
             timers.order.remove(&(old, token));
         }
-        let Some(at) = at else { return };
-        timers.order.insert((at, token));
+        if let Some(at) = at {
+            timers.order.insert((at, token));
+        }
+        self.note_first(&timers);
         drop(timers);
+        let Some(at) = at else { return };
         // A thread that polls checks the timers itself, and so does a thread that begins to lead or to serve
         // after this.
         let oversleeps = match self.mode.get() {
@@ -412,7 +419,16 @@ impl Engine {
 
     /// The first timer.
     pub(crate) fn first_timer(&self) -> Option<Instant> {
-        self.timers.lock().order.first().map(|(at, _)| *at)
+        let first = self.first.load(Ordering::SeqCst);
+        (first != NEVER).then(|| self.start + Duration::from_nanos(first))
+    }
+
+    /// The timers have changed.
+    fn note_first(&self, timers: &Timers) {
+        let first = timers.order.first().map_or(NEVER, |(at, _)| self.nanos(*at));
+        if self.first.load(Ordering::Relaxed) != first {
+            self.first.store(first, Ordering::SeqCst);
+        }
     }
 
     /// Whether a leader that sleeps now may wake too late for a timer. It looks at the timers before each
@@ -597,6 +613,7 @@ impl Engine {
             let Some(&(at, token)) = timers.order.first().filter(|(at, _)| *at <= now) else { return };
             timers.order.remove(&(at, token));
             timers.of.remove(&token);
+            self.note_first(&timers);
             drop(timers);
             if let Some(source) = self.find(token) {
                 source.timeout();

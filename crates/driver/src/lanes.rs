@@ -4,26 +4,42 @@
 use std::io;
 use std::os::fd::BorrowedFd;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::time::Duration;
 
 use uwarp_llp::memory::board::Board;
 use uwarp_llp::memory::pair::Bell;
 use uwarp_llp::memory::slab::Slab;
 use uwarp_mem::shared::Refused;
-use uwarp_process::RwLock;
+use uwarp_process::{RwLock, RwLockWriteGuard};
 
 use crate::engine::Engine;
+use crate::patience::pause;
 use crate::raised::Look;
 use crate::source::{Readiness, Source, Token};
+
+/// Lists of slabs. One is enough, unless a thread has jumped out of a look, from the handler of a signal: its
+/// list is read by others, and never changed again.
+const LISTS: usize = 16;
+/// So often a list is tried before the next one is taken, in between with a pause.
+const TRIES: usize = 200;
+const PAUSE: Duration = Duration::from_micros(100);
 
 /// All slabs of this process.
 pub struct Lanes {
     board: Board,
-    slabs: RwLock<Vec<Arc<Slab>>, 28>,
+    slabs: [RwLock<Vec<Arc<Slab>>, 28>; LISTS],
+    /// How many lists are used.
+    lists: AtomicUsize,
 }
 
 impl Lanes {
     pub(crate) fn start(engine: &Engine) -> Result<Arc<Self>, Refused> {
-        let lanes = Arc::new(Self { board: Board::create()?, slabs: RwLock::default() });
+        let lanes = Arc::new(Self {
+            board: Board::create()?,
+            slabs: std::array::from_fn(|_| RwLock::default()),
+            lists: AtomicUsize::new(1),
+        });
         engine.add_look(lanes.clone());
         Ok(lanes)
     }
@@ -35,13 +51,40 @@ impl Lanes {
 
     /// From now on, news of this slab are found.
     pub fn add(&self, slab: Arc<Slab>) {
-        self.slabs.write().push(slab);
+        for (n, list) in (1..).zip(&self.slabs) {
+            if let Some(mut list) = change(list) {
+                list.push(slab);
+                self.lists.fetch_max(n, Ordering::SeqCst);
+                return;
+            }
+        }
+        tracing::error!("a stream in memory is not served: {LISTS} threads have jumped out of a call");
     }
 
     /// No stream uses this slab any more.
     pub fn remove(&self, slab: &Arc<Slab>) {
-        self.slabs.write().retain(|known| !Arc::ptr_eq(known, slab));
+        for list in self.lists() {
+            let is_there = list.read().iter().any(|known| Arc::ptr_eq(known, slab));
+            if is_there && let Some(mut list) = change(list) {
+                list.retain(|known| !Arc::ptr_eq(known, slab));
+            }
+        }
     }
+
+    fn lists(&self) -> impl Iterator<Item = &RwLock<Vec<Arc<Slab>>, 28>> {
+        self.slabs.iter().take(self.lists.load(Ordering::SeqCst))
+    }
+}
+
+/// The list, to change it; `None`: a thread that reads it does not come back. Nobody is kept from reading
+/// meanwhile.
+fn change(list: &RwLock<Vec<Arc<Slab>>, 28>) -> Option<RwLockWriteGuard<'_, Vec<Arc<Slab>>, 28>> {
+    list.try_write().or_else(|| {
+        (0..TRIES).find_map(|_| {
+            pause(PAUSE);
+            list.try_write()
+        })
+    })
 }
 
 impl Look for Lanes {
@@ -54,8 +97,10 @@ impl Look for Lanes {
     }
 
     fn harvest(&self, raise: &mut dyn FnMut(Token, Readiness)) {
-        for slab in &*self.slabs.read() {
-            slab.harvest(|name| raise(Token(name), Readiness::ANY));
+        for list in self.lists() {
+            for slab in &*list.read() {
+                slab.harvest(|name| raise(Token(name), Readiness::ANY));
+            }
         }
     }
 }

@@ -16,6 +16,9 @@ use crate::sys;
 thread_local! {
     static POLLER: Cell<Poller> = const { Cell::new(Poller::NEW) };
     static ANSWER_WAIT: Cell<AnswerWait> = const { Cell::new(AnswerWait::NEW) };
+    /// The thread looks at the sockets. If it is set at the beginning of a look, the thread has left an
+    /// earlier one by a jump out of the handler of a signal.
+    static LOOKING: Cell<bool> = const { Cell::new(false) };
 }
 
 impl Nic {
@@ -115,8 +118,10 @@ impl Nic {
         let mut poller = POLLER.get();
         let time = poller.look_around.count() || now;
         if time {
+            self.begin_look();
             let served = self.engine().poll_once();
             self.engine().look_after();
+            LOOKING.set(false);
             poller.look_around.looked(served > 0);
         }
         POLLER.set(poller);
@@ -135,6 +140,7 @@ impl Nic {
 
     /// Makes progress for a thread whose last `empty` polls in a row found nothing.
     fn look(&self, cq: &Arc<Cq>, empty: u32, poller: &mut Poller) {
+        self.begin_look();
         let Poller { look_around, yielding } = poller;
         let sends = self.engine().held.polled_in_vain();
         let pace = &self.engine().pace;
@@ -162,6 +168,14 @@ impl Nic {
                 // This look included all sockets.
                 look_around.looked_as_always();
             }
+        }
+        LOOKING.set(false);
+    }
+
+    fn begin_look(&self) {
+        if LOOKING.replace(true) {
+            // What the system has reported to the earlier look, nobody has served.
+            self.engine().rearm_all();
         }
     }
 }

@@ -8,7 +8,7 @@
 //! Rejected: a crate of its own, for one file and a test as the only other user; the pump in `crates/rnic`,
 //! which knows nothing of lower layers.
 
-use std::cell::RefCell;
+use std::cell::Cell;
 
 use smallvec::SmallVec;
 use uwarp_llp::link::{Counts, Ended, LowerLayer, Received, Stop};
@@ -25,7 +25,7 @@ const LOOKS: usize = 4;
 const PIECES: usize = 64;
 
 thread_local! {
-    static STAGING: RefCell<Box<[u8]>> = RefCell::new(vec![0; STAGE].into_boxed_slice());
+    static STAGING: Cell<Option<Box<[u8]>>> = const { Cell::new(None) };
 }
 
 /// The pump's surroundings: the lower layer, and what the owner reports and offers.
@@ -456,18 +456,20 @@ fn count_placed(core: &mut RcCore, now: &Now, lower: &impl LowerLayer) {
     }
 }
 
-/// Lends the thread's receive buffer.
+/// Lends the thread's receive buffer. It is taken: a thread that jumps out of the call loses it once, and an
+/// observer of a completion that calls in again has another one. A thread that is ending keeps none.
 #[inline]
-fn with_stage<R>(mut with: impl FnMut(&mut [u8]) -> R) -> R {
-    let done = STAGING.try_with(|stage| Some(with(&mut stage.try_borrow_mut().ok()?)));
-    done.ok().flatten().unwrap_or_else(|| with_another_stage(&mut with))
+fn with_stage<R>(with: impl FnOnce(&mut [u8]) -> R) -> R {
+    let kept = STAGING.try_with(Cell::take).ok().flatten();
+    let mut stage = kept.unwrap_or_else(new_stage);
+    let result = with(&mut stage);
+    let _ = STAGING.try_with(|kept| kept.set(Some(stage)));
+    result
 }
 
-/// An observer of a completion has called in again, or the thread is ending and has no thread-local buffer
-/// any more: rare, and it may allocate.
 #[cold]
-fn with_another_stage<R>(with: &mut dyn FnMut(&mut [u8]) -> R) -> R {
-    with(&mut vec![0; STAGE])
+fn new_stage() -> Box<[u8]> {
+    vec![0; STAGE].into_boxed_slice()
 }
 
 /// Receives into the place that the core names; returns the result and how many bytes of memory the core has

@@ -13,6 +13,7 @@ mod settle;
 
 pub use settle::Settling;
 
+use std::cell::Cell;
 use std::collections::VecDeque;
 use std::net::SocketAddr;
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
@@ -44,6 +45,8 @@ use crate::source::{Readiness, Source, Token};
 
 /// How long an exit waits for the queue pair's lock. No call holds it nearly as long.
 const EXIT_PATIENCE: Duration = Duration::from_millis(20);
+/// The same for who only wants to know how it does.
+const LOOK_PATIENCE: Duration = EXIT_PATIENCE;
 
 struct Inner {
     core: RcCore,
@@ -59,8 +62,6 @@ struct Inner {
     traffic_class: u8,
     /// Reports to make after the lock is released, oldest first.
     notices: VecDeque<Notice>,
-    /// A thread makes the reports, and continues with those that are added meanwhile.
-    reporting: bool,
 }
 
 /// The addresses of a stream's connection (own, peer's), its link, and why that is TCP on one host.
@@ -152,11 +153,15 @@ pub struct Qp {
     /// The system has reported, once, that the peer closed or the connection broke. A hint: the report may be
     /// about an earlier stream.
     hung_up: AtomicBool,
+    /// Its timer has expired, and nobody has served it yet.
+    timed_out: AtomicBool,
     /// A receive of the shared receive queue is kept for the Send that waits. A hint: it may have been kept
     /// for an earlier stream.
     kept: AtomicBool,
     /// Steps of the set-up that came before the stream.
     steps: AtomicU32,
+    /// A thread makes reports, and then looks for those that were added meanwhile.
+    reporting: AtomicBool,
 }
 
 impl Qp {
@@ -173,7 +178,6 @@ impl Qp {
                 destroyed: false,
                 traffic_class: 0,
                 notices: VecDeque::new(),
-                reporting: false,
             };
             Self {
                 me: me.clone(),
@@ -182,8 +186,10 @@ impl Qp {
                 room: AtomicBool::new(false),
                 polled: AtomicBool::new(false),
                 hung_up: AtomicBool::new(false),
+                timed_out: AtomicBool::new(false),
                 kept: AtomicBool::new(false),
                 steps: AtomicU32::new(0),
+                reporting: AtomicBool::new(false),
             }
         });
         let feeder: Weak<dyn Feeder> = qp.me.clone();
@@ -318,15 +324,16 @@ impl Qp {
         uwarp
     }
 
-    /// Its state, its counters, and what carries its stream if it has one.
-    pub(crate) fn look_at(&self) -> (QpState, Snapshot, Carried) {
-        let inner = self.inner.lock();
-        let (state, snapshot) = (inner.core.query().state, inner.snapshot());
+    /// Its attributes, its counters, and what carries its stream if it has one. `None`: a thread that has
+    /// jumped out of a call, from the handler of a signal, has the lock.
+    pub(crate) fn look_at(&self) -> Option<(QpAttr, Snapshot, Carried)> {
+        let inner = self.inner.try_lock_for(LOOK_PATIENCE)?;
+        let (attr, snapshot) = (inner.core.query(), inner.snapshot());
         let carried = inner.conn.as_ref().map_or(([None, None], None, None), |conn| {
             (conn.link.addresses(), Some(conn.link.kind()), conn.why_tcp)
         });
         self.release(inner);
-        (state, snapshot, carried)
+        Some((attr, snapshot, carried))
     }
 
     pub(crate) fn neighbours(&self) -> Option<Arc<Neighbours>> {
@@ -508,16 +515,52 @@ impl Qp {
         }
     }
 
-    /// Releases the lock and checks whether another thread wanted it meanwhile.
+    /// Releases the lock and checks whether another thread wanted it meanwhile; then makes the reports.
     fn release(&self, inner: MutexGuard<'_, Inner, 18>) {
+        if let Some(notice) = self.release_first(inner) {
+            self.report(notice);
+        }
+    }
+
+    /// As [`Self::release`]; returns the report that the caller has to make first.
+    #[inline]
+    fn release_first(&self, inner: MutexGuard<'_, Inner, 18>) -> Option<Notice> {
+        let first = Cell::new(None);
         let finish = |inner: &mut MutexGuard<'_, Inner, 18>| {
             self.act(inner, &Now::unread());
             if !inner.notices.is_empty() {
-                report(inner);
+                self.take_notice(inner, &first);
             }
             self.set_timer(inner);
         };
-        self.inner.release(inner, finish, |inner| self.pump(inner, &Now::unread()));
+        self.inner.release(inner, finish, |inner| self.work(inner, &Now::unread()));
+        first.into_inner()
+    }
+
+    /// A thread that makes reports makes all of them: in their order.
+    #[cold]
+    fn take_notice(&self, inner: &mut Inner, first: &Cell<Option<Notice>>) {
+        if !self.reporting.swap(true, Ordering::AcqRel) {
+            first.set(inner.notices.pop_front());
+        }
+    }
+
+    /// Makes the reports one after the other, without the lock. It does not wait for it in between: a thread
+    /// that has jumped out of a call has it for ever.
+    #[cold]
+    fn report(&self, first: Notice) {
+        // An observer closes descriptors, and a thread that polls must not be cancelled there.
+        let _uncancelled = Uncancelled::begin();
+        let mut next = Some(first);
+        while let Some(notice) = next {
+            notice.report();
+            self.reporting.store(false, Ordering::Release);
+            // If it is taken, its holder makes those that follow.
+            next = self.inner.look().and_then(|mut inner| {
+                self.work(&mut inner, &Now::unread());
+                self.release_first(inner)
+            });
+        }
     }
 
     fn established(&self, inner: &mut Inner) {
@@ -594,9 +637,22 @@ impl Qp {
     /// Looks for input and room; if another thread has the lock, that thread will look.
     fn look(&self) {
         if let Some(mut inner) = self.inner.look() {
-            self.pump(&mut inner, &Now::unread());
+            self.work(&mut inner, &Now::unread());
             self.release(inner);
         }
+    }
+
+    /// What other threads may have left for the holder of the lock.
+    fn work(&self, inner: &mut Inner, now: &Now) {
+        if self.timed_out.load(Ordering::Acquire) && self.timed_out.swap(false, Ordering::AcqRel) {
+            let Inner { conn, alone, .. } = inner;
+            if let Some(timer) = conn.as_mut().map(|conn| &mut conn.timer).or(alone.as_mut()) {
+                timer.at = None;
+            }
+            inner.core.handle_timeout(now);
+            self.act(inner, now);
+        }
+        self.pump(inner, now);
     }
 
     /// [`Feeder::make_progress`], and whether messages of the peer's were placed.
@@ -669,17 +725,11 @@ impl Source for Qp {
         self.look();
     }
 
+    /// Not to be waited for: a thread that has jumped out of a call, from the handler of a signal, has the
+    /// lock for ever, and the engine's thread serves all queue pairs.
     fn timeout(&self) {
-        let mut inner = self.inner.lock();
-        let now = &Now::unread();
-        let Inner { conn, alone, .. } = &mut *inner;
-        if let Some(timer) = conn.as_mut().map(|conn| &mut conn.timer).or(alone.as_mut()) {
-            timer.at = None;
-        }
-        inner.core.handle_timeout(now);
-        self.act(&mut inner, now);
-        self.pump(&mut inner, now);
-        self.release(inner);
+        self.timed_out.store(true, Ordering::Release);
+        self.look();
     }
 
     fn polled(&self) -> bool {
@@ -738,18 +788,4 @@ fn answer(inner: &mut Inner) {
 /// `must_be_told`: for something that receiving does not show.
 fn covered(must_be_told: bool) -> Coverage {
     if must_be_told { Coverage::Partial } else { Coverage::Complete }
-}
-
-/// Makes the reports one after the other, without the lock.
-fn report(inner: &mut MutexGuard<'_, Inner, 18>) {
-    if inner.reporting {
-        return;
-    }
-    inner.reporting = true;
-    // An observer closes descriptors, and a thread that polls must not be cancelled there.
-    let _uncancelled = Uncancelled::begin();
-    while let Some(notice) = inner.notices.pop_front() {
-        MutexGuard::unlocked(inner, || notice.report());
-    }
-    inner.reporting = false;
 }

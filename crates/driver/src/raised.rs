@@ -7,8 +7,9 @@
 //! makes a source ready marks it first, and then looks whether a thread has announced its sleep. All of that
 //! is sequentially consistent, so one of the two sees the other. `sleep` has what the engine does with it.
 
-use std::collections::BTreeMap;
 use std::sync::Arc;
+
+use smallvec::SmallVec;
 
 use crate::source::{Readiness, Token};
 use crate::sync::{AtomicU8, AtomicUsize, Mutex, OnceLock, Ordering};
@@ -68,9 +69,16 @@ impl Asleep {
 pub(crate) struct Raised {
     /// [`REPORTS`] and [`CAN_LOOK`]: the usual case, neither of them, costs one load.
     state: AtomicU8,
-    raised: Mutex<BTreeMap<Token, Readiness>, 29>,
+    raised: Mutex<Reports, 29>,
     look: OnceLock<Arc<dyn Look>>,
 }
+
+/// Which sources are ready. Usually one or two: nothing is allocated for them, because a thread that polls
+/// comes here each time that its peer has sent something.
+pub(crate) type Reports = SmallVec<[(Token, Readiness); 4]>;
+
+/// So many reports are searched for an earlier one of the same source.
+const SEARCHED: usize = 32;
 
 /// There are reports. Written under the lock, read without it.
 const REPORTS: u8 = 1;
@@ -90,17 +98,32 @@ impl Raised {
 
     pub fn add(&self, token: Token, readiness: Readiness) {
         let mut raised = self.raised.lock();
-        let all = raised.entry(token).or_default();
-        all.readable |= readiness.readable;
-        all.writable |= readiness.writable;
-        all.hangup |= readiness.hangup;
+        let searched = raised.len().min(SEARCHED);
+        match raised.iter_mut().rev().take(searched).find(|(known, _)| *known == token) {
+            Some((_, all)) => *all = all.or(readiness),
+            None => {
+                if raised.len() > SEARCHED && raised.len() == raised.capacity() {
+                    join(&mut raised);
+                }
+                raised.push((token, readiness));
+            }
+        }
         self.state.fetch_or(REPORTS, Ordering::SeqCst);
     }
 
-    pub fn take(&self) -> BTreeMap<Token, Readiness> {
-        let mut raised = self.raised.lock();
-        self.state.fetch_and(!REPORTS, Ordering::SeqCst);
-        std::mem::take(&mut *raised)
+    /// All reports, and what the look finds. The lock is left alone where only that finds something, as it
+    /// does for a thread that polls: if a signal's handler jumps out of it, no other thread must wait.
+    pub fn take(&self) -> Reports {
+        let mut reports = Reports::new();
+        if let Some(look) = self.look.get() {
+            look.harvest(&mut |token, readiness| reports.push((token, readiness)));
+        }
+        if self.any() {
+            let mut raised = self.raised.lock();
+            self.state.fetch_and(!REPORTS, Ordering::SeqCst);
+            reports.append(&mut raised);
+        }
+        reports
     }
 
     /// Every look asks this one, too; returns it if there is one already.
@@ -119,5 +142,38 @@ impl Raised {
         if let Some(look) = self.look.get() {
             look.harvest(&mut |token, readiness| self.add(token, readiness));
         }
+    }
+}
+
+/// One report for each source: sources that nobody serves for a while do not fill memory.
+#[cold]
+fn join(raised: &mut Reports) {
+    raised.sort_unstable_by_key(|(token, _)| *token);
+    raised.dedup_by(|(token, readiness), (before, all)| {
+        let again = token == before;
+        if again {
+            *all = all.or(*readiness);
+        }
+        again
+    });
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_source_that_is_raised_again_and_again_fills_no_memory() {
+        let raised = Raised::default();
+        for n in 0..100_000 {
+            let input = Readiness { readable: true, ..Readiness::default() };
+            raised.add(Token(n % 100), if n < 50_000 { input } else { Readiness::ANY });
+        }
+        assert!(raised.any());
+        let mut reports = raised.take();
+        assert!(!raised.any() && reports.capacity() < 1024, "{}", reports.capacity());
+        join(&mut reports);
+        assert_eq!(reports.len(), 100);
+        assert!(reports.iter().all(|(_, all)| *all == Readiness::ANY));
     }
 }

@@ -3,12 +3,11 @@
 //! Every sleep is between [`Engine::begin_sleep`] and [`Engine::end_sleep`], and nothing else may wait for
 //! the sockets: one thread in `wait_until`, the thread of an event loop in a call of its own.
 
-use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use crate::engine::Engine;
 use crate::fork::Uncancelled;
-use crate::raised::Look;
+use crate::raised::{Look, Reports};
 use crate::source::{Readiness, Token};
 
 /// A sleep, until it is dropped.
@@ -76,16 +75,16 @@ impl Engine {
     /// input. Makes no system call.
     #[cold]
     pub(crate) fn serve_raised(&self) -> (usize, bool) {
-        self.raised.harvest();
         let (mut served, mut input) = (0, false);
-        if !self.raised.any() {
+        let reports = self.raised.take();
+        if reports.is_empty() {
             return (served, input);
         }
         // What is served closes descriptors, reads and logs through the C library. A thread that polls must
         // not be cancelled there (pthreads(7)).
         let _uncancelled = Uncancelled::begin();
         // What is raised meanwhile is served by the next look: it may be the same source.
-        self.serve_all(self.raised.take(), &mut served, &mut input);
+        self.serve_all(reports, &mut served, &mut input);
         (served, input)
     }
 
@@ -99,7 +98,7 @@ impl Engine {
         (served, input)
     }
 
-    fn serve_all(&self, ready: BTreeMap<Token, Readiness>, served: &mut usize, input: &mut bool) {
+    fn serve_all(&self, ready: Reports, served: &mut usize, input: &mut bool) {
         for (token, readiness) in ready {
             if let Some(source) = self.find(token) {
                 *served += 1;

@@ -14,6 +14,15 @@ pub struct Readiness {
 impl Readiness {
     /// Possibly input and room: the source looks for both.
     pub(crate) const ANY: Self = Self { readable: true, writable: true, hangup: false };
+
+    /// What either of the two says.
+    pub(crate) fn or(self, other: Self) -> Self {
+        Self {
+            readable: self.readable || other.readable,
+            writable: self.writable || other.writable,
+            hangup: self.hangup || other.hangup,
+        }
+    }
 }
 
 /// What a watched descriptor is reported for.

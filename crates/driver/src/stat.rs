@@ -89,29 +89,26 @@ struct Line {
 }
 
 impl Line {
-    fn new(qp: &QueuePair) -> Self {
-        let (service, state, now, (addresses, link, why_tcp), drops) = match qp {
+    fn new(qp: &QueuePair) -> Option<Self> {
+        let (service, state, peer_qpn, now, (addresses, link, why_tcp), drops) = match qp {
             QueuePair::Rc(qp) => {
-                let (state, now, carried) = qp.look_at();
-                ("RC", state, now, carried, None)
+                let (attr, now, carried) = qp.look_at()?;
+                let peer_qpn = Some(attr.dest_qp_num).filter(|number| *number != 0);
+                ("RC", attr.state, peer_qpn, now, carried, None)
             }
             QueuePair::Ud(qp) => {
                 let (state, now, drops) = qp.look_at();
-                ("UD", state, now, ([None, None], None, None), Some(drops))
+                ("UD", state, None, now, ([None, None], None, None), Some(drops))
             }
         };
         let [local, peer] = addresses.map(|address| address.map(plain));
         let (link, why_tcp) = (link.map(|link| link.to_string()), why_tcp.map(|why| why.to_string()));
-        let peer_qpn = match qp {
-            QueuePair::Rc(qp) => Some(qp.query().dest_qp_num).filter(|number| *number != 0),
-            QueuePair::Ud(_) => None,
-        };
         let peers = match qp {
             QueuePair::Rc(_) => Vec::new(),
             QueuePair::Ud(qp) => qp.carried(),
         };
         let (qpn, state) = (qp.qpn(), name(state));
-        Self { qpn, service, state, local, peer, peer_qpn, link, why_tcp, now, drops, peers }
+        Some(Self { qpn, service, state, local, peer, peer_qpn, link, why_tcp, now, drops, peers })
     }
 }
 
@@ -317,8 +314,8 @@ impl Answer {
     fn write(&mut self) -> Option<bool> {
         let turn = if self.text.is_empty() { TURN } else { 0 };
         for qp in self.qps.split_off(self.qps.len().saturating_sub(turn)).iter().rev() {
-            if let Some(qp) = qp.upgrade() {
-                append(&mut self.text, &Line::new(&qp));
+            if let Some(line) = qp.upgrade().and_then(|qp| Line::new(&qp)) {
+                append(&mut self.text, &line);
             }
         }
         while let Some(rest) = self.text.get(self.written..).filter(|rest| !rest.is_empty()) {

@@ -12,7 +12,7 @@ mod receivers;
 #[path = "ud/unclaimed.rs"]
 mod unclaimed;
 
-use std::cell::RefCell;
+use std::cell::Cell;
 use std::net::{IpAddr, SocketAddr};
 use std::os::fd::AsRawFd as _;
 use std::sync::{Arc, Weak};
@@ -64,7 +64,7 @@ const MOST_HELD_BYTES: usize = 32 << 10;
 
 thread_local! {
     /// Two megabytes of addresses; the system gives memory for what is used of them.
-    static STAGING: RefCell<Box<[u8]>> = RefCell::new(vec![0; SLOT * udp::BATCH].into_boxed_slice());
+    static STAGING: Cell<Option<Box<[u8]>>> = const { Cell::new(None) };
 }
 
 /// Held by the thread that is receiving.
@@ -217,13 +217,12 @@ impl DatagramPort {
         let batch = receiver.batch;
         self.sent.store(0, Ordering::Relaxed);
         let deliver = |bytes: &[u8], incoming: Incoming| self.deliver(bytes, &incoming);
-        let done = STAGING.try_with(|stage| match stage.try_borrow_mut() {
-            Ok(mut stage) => self.socket.receive(&mut stage, SLOT, batch, deliver),
-            // A completion's observer came back in: rare, and it may allocate.
-            Err(_) => self.socket.receive(&mut vec![0; SLOT], SLOT, 1, deliver),
-        });
-        // A thread that is ending has no thread-local buffer any more.
-        let received = done.unwrap_or_else(|_| self.socket.receive(&mut vec![0; SLOT], SLOT, 1, deliver));
+        // Taken, so a thread that jumps out of the call loses it once, and an observer of a completion that
+        // calls in again has another one.
+        let kept = STAGING.try_with(Cell::take).ok().flatten();
+        let mut stage = kept.unwrap_or_else(|| vec![0; SLOT * udp::BATCH].into_boxed_slice());
+        let received = self.socket.receive(&mut stage, SLOT, batch, deliver);
+        let _ = STAGING.try_with(|kept| kept.set(Some(stage)));
         let was_full = receiver.full;
         receiver.full = received.is_ok_and(|received| received.slots == batch);
         receiver.batch = match received {

@@ -2,13 +2,14 @@
 
 use std::collections::VecDeque;
 use std::sync::{Arc, Weak};
+use std::time::Duration;
 
 use rustc_hash::FxHashMap;
 use smallvec::SmallVec;
 
 use crate::error::VerbsError;
 use crate::event::{AsyncEvent, AsyncSink, CompletionSink, EventKind};
-use crate::sync::{AtomicBool, AtomicU32, AtomicU64, AtomicUsize, Mutex, Ordering, RwLock};
+use crate::sync::{AtomicBool, AtomicU32, AtomicU64, AtomicUsize, Mutex, MutexGuard, Ordering, RwLock};
 use crate::wr::{Wc, WcOpcode, WcStatus};
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -96,6 +97,10 @@ impl Places {
     }
 }
 
+/// How often a thread waits for a queue's lock, which is held for some instructions, and how long.
+const WAITS_TO_PUSH: usize = 10;
+const WAIT_TO_PUSH: Duration = Duration::from_millis(50);
+
 /// The key of a completion that frees no place.
 const NO_KEY: u32 = u32::MAX;
 
@@ -151,6 +156,8 @@ pub struct Cq {
     /// Entries in the ring; written under its lock, read without it.
     waiting: AtomicUsize,
     overflowed: AtomicBool,
+    /// A thread has the lock for ever.
+    abandoned: AtomicBool,
     /// Messages of some feeder complete before they have reached the peer's memory. A hint; it stays set.
     early: AtomicBool,
     /// See [`Cq::is_looped`].
@@ -261,6 +268,7 @@ impl Cq {
             }),
             waiting: AtomicUsize::new(0),
             overflowed: AtomicBool::new(false),
+            abandoned: AtomicBool::new(false),
             early: AtomicBool::new(false),
             looped: AtomicBool::new(false),
             clock,
@@ -377,6 +385,25 @@ impl Cq {
         Ok(())
     }
 
+    /// The lock, for a thread that serves queue pairs. `None`: a thread has it that has jumped out of
+    /// `ibv_poll_cq`, from the handler of a signal. The queue then stands still, as an adapter's does; the
+    /// other queues of the process go on.
+    #[cold]
+    fn wait_to_push(&self) -> Option<MutexGuard<'_, Inner, 22>> {
+        if self.abandoned.load(Ordering::Relaxed) {
+            return None;
+        }
+        // (Each of them, and not their sum: a process that is stopped, and goes on, misses one.)
+        let inner = (0..WAITS_TO_PUSH).find_map(|_| self.inner.try_lock_for(WAIT_TO_PUSH));
+        if inner.is_none() && !self.abandoned.swap(true, Ordering::Relaxed) {
+            tracing::error!(
+                "a completion queue is locked for ever: has a signal's handler jumped out of ibv_poll_cq? \
+                 Its queue pairs fail"
+            );
+        }
+        inner
+    }
+
     /// Adds a completion. `solicited`: it completes a receive of a Send with Solicited Event.
     ///
     /// Returns false when the queue is full: the completion is lost, an asynchronous event reports it once,
@@ -389,7 +416,7 @@ impl Cq {
     /// are free.
     fn push_of(&self, key: u32, tail: u32, wc: Wc, solicited: bool) -> bool {
         let event = {
-            let mut inner = self.inner.lock();
+            let Some(mut inner) = self.inner.try_lock().or_else(|| self.wait_to_push()) else { return false };
             if inner.ring.len() >= inner.depth {
                 let first = !self.overflowed.swap(true, Ordering::Relaxed);
                 let depth = inner.depth;

@@ -4,4 +4,4 @@
 pub(crate) use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, AtomicUsize, Ordering};
 pub(crate) use std::thread::yield_now;
 
-pub(crate) use uwarp_process::{Mutex, PerProcess, RwLock};
+pub(crate) use uwarp_process::{Mutex, MutexGuard, PerProcess, RwLock};
