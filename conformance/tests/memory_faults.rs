@@ -195,7 +195,7 @@ fn where_little_is_left_the_stream_uses_tcp() {
     };
     // Each of them was seen to leave enough for a connection, or too little for memory alone.
     for (limit, becomes) in
-        [("-n 64", "memory"), ("-v 600000", "memory"), ("-n 23", "tcp"), ("-v 250000", "tcp")]
+        [("-n 64", "memory"), ("-v 600000", "memory"), ("-n 25", "tcp"), ("-v 250000", "tcp")]
     {
         let port = free_port();
         let endless = Cmd::line(&format!("rping -c -S 1000 -a 127.0.0.1 -p {port}"));

@@ -136,7 +136,7 @@ impl Context {
     ) -> Result<*mut ibv_context, Failure> {
         let nic = Nic::open()?;
         let command = command()?;
-        let events = Channel::of_other_events(nic.engine())?;
+        let events = Channel::new(nic.engine())?;
         let port_events = PortEvents::new(&events);
         let sink: Weak<PortEvents> = Arc::downgrade(&port_events);
         nic.watch_port(device.port(), sink);

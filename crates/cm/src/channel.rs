@@ -113,7 +113,7 @@ impl<I: Owner> EventChannel<I> {
     /// An empty channel.
     pub fn new(nic: &Nic) -> Result<Arc<Self>, CmError> {
         Ok(Arc::new(Self {
-            doorbell: Channel::of_other_events(nic.engine())?,
+            doorbell: Channel::new(nic.engine())?,
             queue: Mutex::default(),
             taken: Condvar::new(),
         }))

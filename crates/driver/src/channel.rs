@@ -135,25 +135,21 @@ pub(crate) fn waits_no_more() -> Option<Lead> {
 }
 
 impl Channel {
-    /// A new channel on the process's engine, for completion queues.
+    /// A new channel on the process's engine. (Two descriptors: an eventfd alone has always room to write, which
+    /// programs that wait for both ask for.)
     pub fn new(engine: &Arc<Engine>) -> Result<Arc<Self>, Errno> {
-        Self::with(engine, true, true)
+        Self::with(engine, true)
     }
 
-    /// The same, for other events: the sockets need not make it readable. It has one descriptor less.
-    pub fn of_other_events(engine: &Arc<Engine>) -> Result<Arc<Self>, Errno> {
-        Self::with(engine, true, false)
-    }
-
-    /// As [`Self::new`]; the program never learns of its descriptor, so calls that wait need not ask whether it is
+    /// The same; the program never learns of its descriptor, so calls that wait need not ask whether it is
     /// non-blocking.
     pub fn hidden(engine: &Arc<Engine>) -> Result<Arc<Self>, Errno> {
-        Self::with(engine, false, false)
+        Self::with(engine, false)
     }
 
-    fn with(engine: &Arc<Engine>, shown: bool, watched: bool) -> Result<Arc<Self>, Errno> {
+    fn with(engine: &Arc<Engine>, shown: bool) -> Result<Arc<Self>, Errno> {
         let bell = Bell::new(false)?;
-        let watch = if watched { Some(Arc::new(Watch::new()?)) } else { None };
+        let watch = if shown { Some(Arc::new(Watch::new()?)) } else { None };
         if let Some(watch) = &watch {
             watch.add_bell(&bell, Token::WAKE.0)?;
             fork::track(watch.fd());
@@ -168,7 +164,7 @@ impl Channel {
             own: AtomicBool::new(false),
             was_own: AtomicBool::new(false),
             called: AtomicBool::new(false),
-            feeds: Mutex::new(Feeds { never: !watched, ..Feeds::default() }),
+            feeds: Mutex::default(),
             leading: AtomicBool::new(false),
             armed: Mutex::default(),
             attended: AtomicBool::new(false),
