@@ -345,8 +345,9 @@ fn the_figures_of_the_readme_are_those_of_performance_md() {
     assert!(missing.is_empty(), "docs/performance.md does not begin with these: {missing:#?}");
     for row in rows {
         let [title, raw, memory, tcp, command] = row[..] else { panic!("{row:?}") };
-        let names =
-            OTHER_NAMES.iter().find(|(name, _)| *name == title).map_or(&[title][..], |(_, names)| names);
+        let itself = [title];
+        let other = OTHER_NAMES.iter().find(|(name, _)| *name == title);
+        let names = other.map_or(&itself[..], |(_, names)| names);
         // From the heading of the loopback's section to the next one.
         let command = command.trim_matches('`');
         let (_, rest) = page.split_once(&format!("`{command} ")).unwrap_or_else(|| panic!("no {command}"));
