@@ -135,8 +135,8 @@ pub(crate) fn waits_no_more() -> Option<Lead> {
 }
 
 impl Channel {
-    /// A new channel on the process's engine. (Two descriptors: an eventfd alone has always room to write, which
-    /// programs that wait for both ask for.)
+    /// A new channel on the process's engine. (Two descriptors: an eventfd alone has always room to write,
+    /// which programs that wait for both ask for.)
     pub fn new(engine: &Arc<Engine>) -> Result<Arc<Self>, Errno> {
         Self::with(engine, true)
     }

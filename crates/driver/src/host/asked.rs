@@ -1,6 +1,6 @@
 //! This process is asked for memory: the responder's part.
 
-use std::collections::HashMap;
+use std::collections::{HashMap, VecDeque};
 use std::net::SocketAddr;
 use std::os::fd::{AsFd as _, AsRawFd as _, BorrowedFd, OwnedFd};
 use std::sync::{Arc, Weak};
@@ -31,12 +31,13 @@ const MOST_ASKERS: usize = 4096;
 const MOST_SLABS: usize = 1024;
 /// A nonce counts for so long; an initiator asks as soon as it has it.
 const EXPECTED: Duration = Duration::from_secs(2);
-/// A question that comes before its connection is attached here waits for so long.
-const EARLY: Duration = Duration::from_millis(100);
+/// A question that comes before its connection is attached here waits for so long: this process has replied
+/// to many connections at once, and attaches one after the other.
+const EARLY: Duration = EXPECTED;
 /// Such questions at the same time.
 const MOST_EARLY: usize = 4096;
 /// Those of one process, so that it leaves room for others.
-const MOST_EARLY_OF_ONE: usize = 256;
+const MOST_EARLY_OF_ONE: usize = 1024;
 /// How often a lane that was granted looks whether its stream has begun over the connection.
 const GRANTED: Duration = Duration::from_secs(2);
 /// Processes that are let in, and questions of one that are taken, before others are served. Who connects or
@@ -44,6 +45,9 @@ const GRANTED: Duration = Duration::from_secs(2);
 const TURN: usize = 64;
 /// When it is tried again to let in who waits, after the system has refused it.
 const AGAIN: Duration = Duration::from_millis(50);
+/// When answers for which there was no room are sent, and how many.
+const ROOM: Duration = Duration::from_millis(1);
+const MOST_UNSENT: usize = 4096;
 /// A process that has connected and asks nothing is not waited for: it holds a descriptor.
 const SILENT: Duration = Duration::from_secs(2);
 
@@ -225,6 +229,8 @@ struct Shared {
     bell: Option<OwnedFd>,
     watched: Option<Token>,
     slabs: Vec<Arc<Slab>>,
+    /// Answers for which its socket had no room: it is busy with others.
+    unsent: VecDeque<Answer>,
     over: bool,
 }
 
@@ -353,11 +359,35 @@ impl Asker {
 
     fn say(&self, answer: Answer) {
         let Some(asked) = self.asked.upgrade() else { return };
-        // An answer that is not sent is one that comes too late.
-        let bell = self.shared.lock().bell.take();
+        let mut shared = self.shared.lock();
+        let bell = shared.bell.take();
         let fds: Vec<BorrowedFd<'_>> =
             bell.iter().flat_map(|bell| [asked.lanes.board(), bell.as_fd()]).collect();
-        let _ = send(&self.socket, &answer.to_bytes(), &fds);
+        if shared.unsent.is_empty() && send(&self.socket, &answer.to_bytes(), &fds) != Err(Errno::AGAIN) {
+            return;
+        }
+        if shared.unsent.len() < MOST_UNSENT {
+            shared.unsent.push_back(answer);
+        }
+        self.send_soon(&asked);
+    }
+
+    fn send_soon(&self, asked: &Asked) {
+        if let Some(token) = self.token.get() {
+            asked.engine.set_timer(*token, Some(Instant::now() + ROOM));
+        }
+    }
+
+    /// Says what there was no room for. What fails is noticed when the socket is read.
+    fn say_more(&self) {
+        let Some(asked) = self.asked.upgrade() else { return };
+        let mut shared = self.shared.lock();
+        while let Some(answer) = shared.unsent.front() {
+            if send(&self.socket, &answer.to_bytes(), &[]) == Err(Errno::AGAIN) {
+                return self.send_soon(&asked);
+            }
+            shared.unsent.pop_front();
+        }
     }
 
     /// This process is not heard any more. Streams that use its lanes go on.
@@ -402,8 +432,9 @@ impl Source for Asker {
     fn timeout(&self) {
         let is_silent = self.shared.lock().pair.is_none();
         if is_silent {
-            self.end();
+            return self.end();
         }
+        self.say_more();
     }
 }
 

@@ -411,8 +411,8 @@ impl Way {
         let Some(me) = self.me.upgrade() else { return };
         let mut gate = self.gate.lock();
         let (ring, outbox, inbox) = self.take(word, end);
-        // What an earlier one of this port has left is read, and then forgotten. Nobody says any more that its
-        // last datagram by UDP has come.
+        // What an earlier one of this port has left is read, and then forgotten. Nobody says any more that
+        // its last datagram by UDP has come.
         gate.outbox = None;
         if let Some(earlier) = gate.phase.ring() {
             earlier.open.store(true, Ordering::Release);
