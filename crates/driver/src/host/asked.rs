@@ -35,9 +35,9 @@ const EXPECTED: Duration = Duration::from_secs(2);
 /// to many connections at once, and attaches one after the other.
 const EARLY: Duration = EXPECTED;
 /// Such questions at the same time.
-const MOST_EARLY: usize = 4096;
+const MOST_EARLY: usize = 16_384;
 /// Those of one process, so that it leaves room for others.
-const MOST_EARLY_OF_ONE: usize = 1024;
+const MOST_EARLY_OF_ONE: usize = 4096;
 /// How often a lane that was granted looks whether its stream has begun over the connection.
 const GRANTED: Duration = Duration::from_secs(2);
 /// Processes that are let in, and questions of one that are taken, before others are served. Who connects or
