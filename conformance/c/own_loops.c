@@ -9,7 +9,7 @@
 #include <sys/epoll.h>
 #include <sys/resource.h>
 
-#include "common.h"
+#include "links.h"
 
 #define MOST 64
 #define DEPTH 4
@@ -254,36 +254,9 @@ static void begin(unsigned int rounds)
 		transmit(i);
 }
 
-/* How often this text stands in what `uwarp stat` says of this process. */
-static int stat_has(const char *text)
-{
-	char command[512], *line = NULL;
-	size_t room = 0;
-	int found = 0;
-	FILE *stat;
-
-	snprintf(command, sizeof command, "LD_PRELOAD= %s stat --json --pid %d", getenv("UWARP"), (int)getpid());
-	MUST(stat = popen(command, "r"));
-	while (getline(&line, &room, stat) > 0)
-		for (const char *at = line; (at = strstr(at, text)); at++)
-			found++;
-	free(line);
-	MUST(pclose(stat) == 0);
-	return found;
-}
-
 static void check_link(void)
 {
-	const char *link = getenv("LINK"), *who = end.server ? "the server's" : "the client's";
-	char text[64], name[128];
-	int found;
-
-	if (!link || !getenv("UWARP"))
-		return;
-	snprintf(text, sizeof text, "\"link\":\"%s\"", link);
-	snprintf(name, sizeof name, "%s connections go by %s", who, link);
-	found = stat_has(text);
-	check(found == end.count, name, "%d of %d", found, end.count);
+	check_links(end.server ? "the server's" : "the client's", end.count);
 }
 
 static void both_have_the_link(void)

@@ -14,8 +14,8 @@
 //! that become iWARP's in place (`upgrade`, `upgraded`, `upgrade_processes`, `upgrade_liars`,
 //! `upgrade_strangers`), data integrity
 //! between two processes (`verify`, `random`), event loops whose completion channels do not block
-//! (`own_loops`), and connections that come and go in many threads without
-//! anything growing (`soak`). Each prints one line a statement; one that begins with FAIL fails the case.
+//! (`own_loops`), what hangs other transports through shared memory (`hangs_others`), and connections that come
+//! and go in many threads without anything growing (`soak`). Each prints one line a statement; one that begins with FAIL fails the case.
 
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
@@ -68,7 +68,7 @@ const PROGRAMS: [&str; 29] = [
 /// Groups that are run by themselves, in a namespace, and programs all of whose groups are.
 const IN_NAMESPACES: [(&str, &str); 4] =
     [("events", "interfaces"), ("events", "lids"), ("events", "fresh"), ("events", "indices")];
-const OTHERS: [&str; 5] = ["traps", "same_calls", "devices", "groups", "own_loops"];
+const OTHERS: [&str; 6] = ["traps", "same_calls", "devices", "groups", "own_loops", "hangs_others"];
 
 /// The groups of a program, as its table has them.
 fn groups(program: &str) -> Vec<String> {
@@ -176,8 +176,13 @@ const UPGRADE_HOSTS: [(&str, &str, &str); 9] = [
     ("upgrade:key=KEY", "upgrade", "stay"),
 ];
 
-/// The links over which `own_loops` is run, and what `UWARP_LINK` says.
-const LINKS: [(&str, &str); 2] = [("tcp", "tcp"), ("memory", "auto")];
+/// Programs that are run over each link, the link, and what `UWARP_LINK` says.
+const OVER_LINKS: [(&str, &str, &str); 4] = [
+    ("own_loops", "tcp", "tcp"),
+    ("own_loops", "memory", "auto"),
+    ("hangs_others", "tcp", "tcp"),
+    ("hangs_others", "memory", "memory"),
+];
 
 /// How `verify` is run: address and environment.
 const VERIFY: [(&str, &[(&str, &str)]); 4] = [
@@ -259,7 +264,7 @@ fn main() -> ExitCode {
         trials.push(Trial::test(format!("files {group}{shown}"), move || Ok(programs.files(group, env)?)));
     }
     trials.extend(in_namespaces(&programs));
-    trials.extend(own_loops(&programs));
+    trials.extend(over_links(&programs));
     let ending = programs.clone();
     trials.push(Trial::test("at_exit, with every line logged", move || Ok(ending.at_exit()?)));
     for (program, address, env) in SOCKETS {
@@ -280,16 +285,16 @@ fn main() -> ExitCode {
     conclusion.exit_code()
 }
 
-/// Event loops, over each link.
-fn own_loops(programs: &Arc<Programs>) -> Vec<Trial> {
-    let rows = groups("own_loops").into_iter().flat_map(|group| LINKS.map(|link| (group.clone(), link)));
-    rows.map(|(group, (link, set))| {
+/// The groups of programs that are run over each link.
+fn over_links(programs: &Arc<Programs>) -> Vec<Trial> {
+    let rows = OVER_LINKS.iter().flat_map(|row| groups(row.0).into_iter().map(move |group| (*row, group)));
+    rows.map(|((program, link, set), group)| {
         let programs = programs.clone();
-        Trial::test(format!("own_loops {group} over {link}"), move || {
+        Trial::test(format!("{program} {group} over {link}"), move || {
             let uwarp = programs.dist.as_ref().map_err(Failure::clone)?.uwarp()?;
             let uwarp = uwarp.to_string_lossy();
             let env = [("UWARP", &*uwarp), ("UWARP_LINK", set), ("LINK", link)];
-            Ok(programs.run("own_loops", "127.0.0.1", Some(&group), &env)?)
+            Ok(programs.run(program, "127.0.0.1", Some(&group), &env)?)
         })
     })
     .collect()
