@@ -5,6 +5,7 @@
  *
  * vectors		scatter/gather lists of odd lengths (mpich#7653)
  * small_behind_large	many small messages behind a large one, both ways (libfabric#9853)
+ * acknowledged		a message completes while one of the other direction waits for its receive
  * starting		some send to others that have not begun, or are stopped (libfabric#12542)
  * events		bursts come when the two threads of a channel go to sleep (iceoryx2#1811)
  * listeners		threads that wait for nothing need no processor (iceoryx2#1680)
@@ -583,6 +584,7 @@ static void listeners(void)
 static const struct group groups[] = {
 	{ "vectors", vectors },
 	{ "small_behind_large", small_behind_large },
+	{ "acknowledged", acknowledged },
 	{ "starting", starting },
 	{ "events", waited_for },
 	{ "listeners", listeners },

@@ -80,6 +80,13 @@ static void must_hold(const unsigned char *at, size_t length, uint64_t message, 
 
 /* ------------------------------------------------------------------ connections */
 
+static bool over_memory(void)
+{
+	const char *link = getenv("LINK");
+
+	return link && !strcmp(link, "memory");
+}
+
 struct conn {
 	struct rdma_cm_id *id;
 	struct ibv_comp_channel *channel;	/* of messages that come */

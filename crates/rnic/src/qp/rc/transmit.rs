@@ -183,7 +183,15 @@ impl RcCore {
         loop {
             let Some(stream) = &mut self.stream else { return };
             stream.tx.all_cut = false;
-            if stream.closing.is_some() || !stream.opening.may_send() || stream.far_ahead() {
+            if stream.closing.is_some() || !stream.opening.may_send() {
+                return;
+            }
+            if stream.far_ahead() {
+                // The lower layer needs no room for a number. The peer's program may wait for it before it
+                // posts the receive that makes room.
+                if stream.params.link.counts {
+                    stream.emit_ack(true);
+                }
                 return;
             }
             stream.emit_rnr_retry();
