@@ -14,8 +14,9 @@
 //! that become iWARP's in place (`upgrade`, `upgraded`, `upgrade_processes`, `upgrade_liars`,
 //! `upgrade_strangers`), data integrity
 //! between two processes (`verify`, `random`), event loops whose completion channels do not block
-//! (`own_loops`), what hangs other transports through shared memory (`hangs_others`), and connections that come
-//! and go in many threads without anything growing (`soak`). Each prints one line a statement; one that begins with FAIL fails the case.
+//! (`own_loops`), what hangs other transports through shared memory (`hangs_others`), and connections that
+//! come and go in many threads without anything growing (`soak`). Each prints one line a statement; one that
+//! begins with FAIL fails the case.
 
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
