@@ -266,23 +266,28 @@ pub(crate) fn sleep_with_signals(fd: RawFd, limit: Option<Duration>) -> Option<R
     Some(if asleep(call) < 0 { Err(Errno::INTR) } else { Ok(()) })
 }
 
-/// The same in an epoll instance, with the program's mask; returns what is ready.
-pub(crate) fn wait_with_signals<'a>(
+/// Waits in an epoll instance, with the program's mask of signals if it is passed; returns what is ready.
+/// Does not sleep where the limit is zero.
+///
+/// (Not rustix's call: it leaves the size of the mask undefined where there is none. The kernel does not look
+/// at it then, and valgrind complains.)
+pub(crate) fn wait_in<'a>(
     epoll: RawFd,
     events: &'a mut [MaybeUninit<Event>],
     limit: Option<Duration>,
-    mask: &libc::sigset_t,
+    mask: Option<&libc::sigset_t>,
 ) -> Result<&'a [Event], Errno> {
     // Rounded up, so that a timer has expired when the thread wakes for it.
     let millis =
         limit.map_or(-1, |limit| c_int::try_from(limit.as_nanos().div_ceil(1_000_000)).unwrap_or(c_int::MAX));
     let (place, most) = (events.as_mut_ptr(), events.len());
-    // SAFETY: there is room for `most` events, in the kernel's form; the mask is initialised.
-    let call = || unsafe {
-        libc::syscall(libc::SYS_epoll_pwait, epoll, place, most, millis, std::ptr::from_ref(mask), KERNEL_SET)
-    };
+    let mask = mask.map_or(std::ptr::null(), std::ptr::from_ref);
+    // SAFETY: there is room for `most` events, in the kernel's form; the mask is initialised, or none.
+    let call =
+        || unsafe { libc::syscall(libc::SYS_epoll_pwait, epoll, place, most, millis, mask, KERNEL_SET) };
     // Any other failure than an interruption would be one of this process's descriptors.
-    let Ok(ready) = usize::try_from(asleep(call)) else { return Err(Errno::INTR) };
+    let ready = if millis == 0 { call() } else { asleep(call) };
+    let Ok(ready) = usize::try_from(ready) else { return Err(Errno::INTR) };
     // SAFETY: the kernel has written so many.
     Ok(unsafe { std::slice::from_raw_parts(place.cast_const().cast(), ready.min(most)) })
 }

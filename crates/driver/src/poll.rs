@@ -14,11 +14,24 @@ use crate::sys;
 
 // (Cells of plain values: a thread that is ending has them, too.)
 thread_local! {
-    static POLLER: Cell<Poller> = const { Cell::new(Poller::NEW) };
+    static POLLER: Own = const { Own { poller: Cell::new(Poller::NEW), looks: Cell::new(false) } };
     static ANSWER_WAIT: Cell<AnswerWait> = const { Cell::new(AnswerWait::NEW) };
-    /// The thread looks at the sockets. If it is set at the beginning of a look, the thread has left an
-    /// earlier one by a jump out of the handler of a signal.
-    static LOOKING: Cell<bool> = const { Cell::new(false) };
+}
+
+/// What a thread that polls keeps. (One thing, because to find it takes a call.)
+struct Own {
+    poller: Cell<Poller>,
+    /// It looks at the sockets. If that is set at the beginning of a look, the thread has left an earlier one
+    /// by a jump out of the handler of a signal.
+    looks: Cell<bool>,
+}
+
+impl Own {
+    fn change(&self, change: impl FnOnce(&mut Poller)) {
+        let mut poller = self.poller.get();
+        change(&mut poller);
+        self.poller.set(poller);
+    }
 }
 
 impl Nic {
@@ -38,26 +51,24 @@ impl Nic {
             let empty = cq.note_poll(false);
             waits_no_more();
             POLLER.with(|own| {
-                let mut poller = own.get();
                 if empty == 1 && cq.is_looped() {
                     self.look_before_sleep(cq);
                     found = cq.poll(max, sink);
-                } else {
-                    self.look(cq, empty, &mut poller);
+                    return;
+                }
+                self.begin_look(own);
+                own.change(|poller| {
+                    self.look(cq, empty, poller);
+                    own.looks.set(false);
                     found = cq.poll(max, sink);
                     idle = found == 0 && poller.yielding.count();
-                }
-                own.set(poller);
+                });
             });
         }
         if found > 0 {
             cq.note_poll(true);
             self.engine().held.polled();
-            POLLER.with(|own| {
-                let mut poller = own.get();
-                poller.yielding.found();
-                own.set(poller);
-            });
+            POLLER.with(|own| own.change(|poller| poller.yielding.found()));
         } else if idle {
             self.yield_core();
         }
@@ -72,11 +83,8 @@ impl Nic {
         std::thread::yield_now();
         let took = sys::now().saturating_duration_since(began);
         let switched = sys::switches() != before;
-        POLLER.with(|own| {
-            let mut poller = own.get();
-            poller.yielding.yielded(took, switched, self.engine().pace.spans());
-            own.set(poller);
-        });
+        let spans = self.engine().pace.spans();
+        POLLER.with(|own| own.change(|poller| poller.yielding.yielded(took, switched, spans)));
     }
 
     /// The program's Write has completed although the peer may not have it yet. Receives for a moment, if
@@ -115,17 +123,20 @@ impl Nic {
     /// At the beginning of a wait, when the answer cannot have arrived yet: looks at all sockets and timers
     /// if that is due, or if `now`; returns whether it did.
     fn look_beside(&self, now: bool) -> bool {
-        let mut poller = POLLER.get();
-        let time = poller.look_around.count() || now;
-        if time {
-            self.begin_look();
-            let served = self.engine().poll_once();
-            self.engine().look_after();
-            LOOKING.set(false);
-            poller.look_around.looked(served > 0);
-        }
-        POLLER.set(poller);
-        time
+        POLLER.with(|own| {
+            let mut time = now;
+            own.change(|poller| {
+                time |= poller.look_around.count();
+                if time {
+                    self.begin_look(own);
+                    let served = self.engine().poll_once();
+                    self.engine().look_after();
+                    own.looks.set(false);
+                    poller.look_around.looked(served > 0);
+                }
+            });
+            time
+        })
     }
 
     /// For a loop that drains its queue before it sleeps: the system wakes it for what comes, so that only
@@ -140,7 +151,6 @@ impl Nic {
 
     /// Makes progress for a thread whose last `empty` polls in a row found nothing.
     fn look(&self, cq: &Arc<Cq>, empty: u32, poller: &mut Poller) {
-        self.begin_look();
         let Poller { look_around, yielding } = poller;
         let sends = self.engine().held.polled_in_vain();
         let pace = &self.engine().pace;
@@ -169,11 +179,10 @@ impl Nic {
                 look_around.looked_as_always();
             }
         }
-        LOOKING.set(false);
     }
 
-    fn begin_look(&self) {
-        if LOOKING.replace(true) {
+    fn begin_look(&self, own: &Own) {
+        if own.looks.replace(true) {
             // What the system has reported to the earlier look, nobody has served.
             self.engine().rearm_all();
         }

@@ -149,15 +149,9 @@ impl Watch {
         mut tell: impl FnMut(u64, Readiness),
     ) -> Result<usize, Errno> {
         use epoll::EventFlags as F;
-        let spec = limit.map(timespec);
         let mut raw = [const { std::mem::MaybeUninit::<epoll::Event>::uninit() }; AT_ONCE];
-        let ready: &[epoll::Event] = if limit == Some(Duration::ZERO) {
-            epoll::wait(&self.0, &mut raw[..], spec.as_ref())?.0
-        } else if let Some(mask) = fork::mask_asleep() {
-            fork::wait_with_signals(self.fd(), &mut raw, limit, &mask)?
-        } else {
-            fork::asleep(|| epoll::wait(&self.0, &mut raw[..], spec.as_ref()))?.0
-        };
+        let mask = if limit == Some(Duration::ZERO) { None } else { fork::mask_asleep() };
+        let ready = fork::wait_in(self.fd(), &mut raw, limit, mask.as_ref())?;
         for event in ready.iter() {
             let flags = event.flags;
             let hangup = flags.intersects(F::ERR | F::HUP | F::RDHUP);
