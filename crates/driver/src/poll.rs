@@ -37,10 +37,15 @@ impl Own {
 impl Nic {
     /// Takes up to `max` completions, oldest first; returns how many. If there are none, makes progress in
     /// the calling thread and tries again. Never blocks.
-    pub fn poll_cq(&self, cq: &Arc<Cq>, max: usize, mut sink: impl FnMut(Wc)) -> usize {
-        if max == 0 || self.engine().birth.is_parents() {
-            return 0;
-        }
+    #[inline]
+    pub fn poll_cq(&self, cq: &Arc<Cq>, max: usize, sink: impl FnMut(Wc)) -> usize {
+        let nothing = max == 0 || self.engine().birth.is_parents() || cq.is_quiet();
+        if nothing { 0 } else { self.look_and_poll(cq, max, sink) }
+    }
+
+    /// (Apart, because most polls find nothing, and then need no stack.)
+    #[inline(never)]
+    fn look_and_poll(&self, cq: &Arc<Cq>, max: usize, mut sink: impl FnMut(Wc)) -> usize {
         if cq.first_is_early_write() {
             waits_no_more();
             self.wait_for_answer(cq);
@@ -58,10 +63,13 @@ impl Nic {
                 }
                 self.begin_look(own);
                 own.change(|poller| {
-                    self.look(cq, empty, poller);
+                    let in_earnest = self.look(cq, empty, poller);
                     own.looks.set(false);
                     found = cq.poll(max, sink);
                     idle = found == 0 && poller.yielding.count();
+                    if found == 0 && in_earnest && !idle && !cq.needs_system() {
+                        cq.glance_from_now();
+                    }
                 });
             });
         }
@@ -149,8 +157,9 @@ impl Nic {
         }
     }
 
-    /// Makes progress for a thread whose last `empty` polls in a row found nothing.
-    fn look(&self, cq: &Arc<Cq>, empty: u32, poller: &mut Poller) {
+    /// Makes progress for a thread whose last `empty` polls in a row found nothing. Returns whether it polls in
+    /// earnest.
+    fn look(&self, cq: &Arc<Cq>, empty: u32, poller: &mut Poller) -> bool {
         let Poller { look_around, yielding } = poller;
         let sends = self.engine().held.polled_in_vain();
         let pace = &self.engine().pace;
@@ -179,6 +188,7 @@ impl Nic {
                 look_around.looked_as_always();
             }
         }
+        empty >= earnest_at
     }
 
     fn begin_look(&self, own: &Own) {

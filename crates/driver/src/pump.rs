@@ -115,6 +115,12 @@ impl Pump {
         self.left_over.is_empty() && !self.broken && !self.eof
     }
 
+    /// Whether there is nothing to do until something comes, if no more has come than was received.
+    pub fn has_rest(&self, core: &RcCore) -> bool {
+        let received = self.left_over.is_empty() && !core.awaits_receive() && core.sets_aside() == self.aside;
+        received && self.writable && !self.unfinished && !self.broken
+    }
+
     /// Whether sending has failed.
     pub fn broken(&self) -> bool {
         self.broken

@@ -22,6 +22,7 @@ use std::time::{Duration, Instant};
 
 use uwarp_llp::link::{Caps, Kind};
 use uwarp_llp::{Link, LowerLayer as _};
+use uwarp_mem::glance::Glance;
 use uwarp_process::MutexGuard;
 use uwarp_rnic::cq::{Coverage, Feeder};
 use uwarp_rnic::qp::{
@@ -702,6 +703,14 @@ impl Feeder for Qp {
 
     fn receive_messages(&self) -> bool {
         self.look_for_input(true).1
+    }
+
+    fn glance(&self) -> Option<Glance> {
+        let inner = self.inner.try_lock()?;
+        let glance = inner.conn.as_ref().filter(|conn| conn.pump.has_rest(&inner.core));
+        let glance = glance.and_then(|conn| conn.link.glance(inner.core.messages_acked()));
+        self.let_go(inner);
+        glance
     }
 
     fn rest(&self) {

@@ -85,6 +85,7 @@ use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd, RawFd};
 
 use rustix::io::Errno;
 use uwarp_mem::MemSeg;
+use uwarp_mem::glance::Glance;
 use uwarp_process::Descriptor;
 
 pub use faulty::Faulty;
@@ -315,6 +316,15 @@ impl Link {
         match self {
             Self::Tcp(_) => false,
             Self::Lane(lane) => lane.has_room_again(),
+        }
+    }
+
+    /// What shows news of the peer's, if there are none now. Only of a lower layer that shows them without the
+    /// system. `acked`: messages that it has acknowledged.
+    pub fn glance(&self, acked: u64) -> Option<Glance> {
+        match self {
+            Self::Tcp(_) => None,
+            Self::Lane(lane) => lane.glance(acked),
         }
     }
 

@@ -11,6 +11,7 @@
 use uwarp_wire::crc::Crc32c;
 use uwarp_wire::rdmap::{AtomicOp, AtomicRequest};
 
+pub mod glance;
 pub mod guard;
 pub mod owned;
 pub mod populate;

@@ -55,6 +55,8 @@ mod event {
 
 #[path = "../../rnic/src/cq.rs"]
 mod cq;
+#[path = "../../rnic/src/glances.rs"]
+mod glances;
 #[path = "../../rnic/src/mr/mod.rs"]
 mod mr;
 #[path = "../../rnic/src/queues.rs"]

@@ -6,9 +6,11 @@ use std::time::Duration;
 
 use rustc_hash::FxHashMap;
 use smallvec::SmallVec;
+use uwarp_mem::glance::Glance;
 
 use crate::error::VerbsError;
 use crate::event::{AsyncEvent, AsyncSink, CompletionSink, EventKind};
+use crate::glances::Glances;
 use crate::sync::{AtomicBool, AtomicU32, AtomicU64, AtomicUsize, Mutex, MutexGuard, Ordering, RwLock};
 use crate::wr::{Wc, WcOpcode, WcStatus};
 
@@ -145,6 +147,11 @@ pub trait Feeder: Send + Sync {
         let _ = self.make_progress(true);
         false
     }
+    /// What shows that there is news, after a look that found none and left nothing to be done. `None`: it takes
+    /// a look.
+    fn glance(&self) -> Option<Glance> {
+        None
+    }
     /// The program has polled without result, and sleeps now until input wakes it: sends what would have
     /// waited for its next message.
     fn rest(&self) {}
@@ -172,6 +179,8 @@ pub struct Cq {
     /// Polls in a row that found nothing; kept for the code that decides which thread makes progress.
     empty_polls: AtomicU32,
     feeders: RwLock<Feeders, 21>,
+    /// What shows that feeders have news.
+    glances: Glances,
     /// How many feeders need the system. Written under their lock, read without it.
     need_system: AtomicUsize,
     /// Of many feeders, the one that brought all recent completions: the number of its queue pair, and how
@@ -218,6 +227,8 @@ impl Drop for Outlet {
 /// Queue pairs by number: thousands may share a queue, and each may come and go at any time.
 #[derive(Default)]
 struct Feeders {
+    /// How often one was added, changed or removed.
+    changes: u64,
     list: Vec<Feeding>,
     /// Index in the list.
     place: FxHashMap<u32, usize>,
@@ -278,6 +289,7 @@ impl Cq {
             async_sink,
             empty_polls: AtomicU32::new(0),
             feeders: RwLock::default(),
+            glances: Glances::default(),
             need_system: AtomicUsize::new(0),
             favourite: AtomicU32::new(0),
             streak: AtomicU32::new(0),
@@ -437,6 +449,8 @@ impl Cq {
                          polled; each queue pair that loses one fails"
                     );
                     self.async_sink.async_event(AsyncEvent { kind: EventKind::CqErr, cookie: self.cookie });
+                    // The next poll says so.
+                    drop(self.glances.end());
                 }
                 return false;
             }
@@ -548,13 +562,14 @@ impl Cq {
 
     /// Adds a feeder: the queue pair with this number. It counts as one that needs the system.
     pub fn add_feeder(&self, qpn: u32, feeder: Weak<dyn Feeder>) {
-        let mut feeders = self.feeders.write();
-        let end = feeders.list.len();
-        // A queue pair with one completion queue for both directions is added twice.
-        if *feeders.place.entry(qpn).or_insert(end) == end {
-            feeders.list.push(Feeding { qpn, feeder, needs_system: true });
-            self.need_system.fetch_add(1, Ordering::Relaxed);
-        }
+        self.change_feeders(|feeders| {
+            let end = feeders.list.len();
+            // A queue pair with one completion queue for both directions is added twice.
+            if *feeders.place.entry(qpn).or_insert(end) == end {
+                feeders.list.push(Feeding { qpn, feeder, needs_system: true });
+                self.need_system.fetch_add(1, Ordering::Relaxed);
+            }
+        });
     }
 
     /// Input for this queue wakes a loop of the program, which waits for an event. A hint.
@@ -572,14 +587,15 @@ impl Cq {
     /// Whether only the system knows what this feeder waits for: its sockets. Otherwise a look at memory
     /// finds it.
     pub fn set_needs_system(&self, qpn: u32, needs: bool) {
-        let mut feeders = self.feeders.write();
-        let Some(&at) = feeders.place.get(&qpn) else { return };
-        let Some(feeding) = feeders.list.get_mut(at) else { return };
-        match (std::mem::replace(&mut feeding.needs_system, needs), needs) {
-            (false, true) => _ = self.need_system.fetch_add(1, Ordering::Relaxed),
-            (true, false) => _ = self.need_system.fetch_sub(1, Ordering::Relaxed),
-            _ => {}
-        }
+        self.change_feeders(|feeders| {
+            let Some(&at) = feeders.place.get(&qpn) else { return };
+            let Some(feeding) = feeders.list.get_mut(at) else { return };
+            match (std::mem::replace(&mut feeding.needs_system, needs), needs) {
+                (false, true) => _ = self.need_system.fetch_add(1, Ordering::Relaxed),
+                (true, false) => _ = self.need_system.fetch_sub(1, Ordering::Relaxed),
+                _ => {}
+            }
+        });
     }
 
     /// Whether a thread that polls must ask the system about feeders that it has not looked at. Possibly what
@@ -590,14 +606,53 @@ impl Cq {
 
     /// Removes it, if it is there.
     pub fn remove_feeder(&self, qpn: u32) {
+        self.change_feeders(|feeders| {
+            let Some(at) = feeders.place.remove(&qpn) else { return };
+            if feeders.list.swap_remove(at).needs_system {
+                self.need_system.fetch_sub(1, Ordering::Relaxed);
+            }
+            if let Some(moved) = feeders.list.get(at).map(|moved| moved.qpn) {
+                feeders.place.insert(moved, at);
+            }
+        });
+    }
+
+    /// What a glance shows is of the feeders as they were.
+    fn change_feeders(&self, change: impl FnOnce(&mut Feeders)) {
         let mut feeders = self.feeders.write();
-        let Some(at) = feeders.place.remove(&qpn) else { return };
-        if feeders.list.swap_remove(at).needs_system {
-            self.need_system.fetch_sub(1, Ordering::Relaxed);
+        feeders.changes += 1;
+        change(&mut feeders);
+        let last = self.glances.end();
+        drop(feeders);
+        drop(last);
+    }
+
+    /// Whether nothing waits and, at a glance, nothing comes: a poll need not look further. True for some polls
+    /// behind one that ended with [`Self::glance_from_now`].
+    #[inline]
+    pub fn is_quiet(&self) -> bool {
+        self.is_empty() && self.glances.show_nothing()
+    }
+
+    /// A thread that polls in earnest has looked at all that the queue waits for, and found nothing: glances take
+    /// the place of its next looks, if there are one or two feeders, and a glance shows the news of each.
+    pub fn glance_from_now(&self) {
+        let feeders = self.feeders.read();
+        let (changes, mut glances) = (feeders.changes, [None, None]);
+        if feeders.list.len() > glances.len() || self.overflowed() {
+            return;
         }
-        if let Some(moved) = feeders.list.get(at).map(|moved| moved.qpn) {
-            feeders.place.insert(moved, at);
+        let some: SmallVec<[Arc<dyn Feeder>; 2]> =
+            feeders.list.iter().filter_map(|feeding| feeding.feeder.upgrade()).collect();
+        drop(feeders);
+        for (feeder, place) in some.iter().zip(&mut glances) {
+            let Some(glance) = feeder.glance() else { return };
+            *place = Some(glance);
         }
+        let feeders = self.feeders.read();
+        let last = (feeders.changes == changes).then(|| self.glances.begin(glances));
+        drop(feeders);
+        drop(last);
     }
 
     /// Lets feeders look directly: all, if they are few, or the one that brought all recent completions.

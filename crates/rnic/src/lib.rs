@@ -12,6 +12,7 @@ pub mod ah;
 pub mod cq;
 pub mod error;
 pub mod event;
+mod glances;
 pub mod mr;
 pub mod out;
 pub mod pd;

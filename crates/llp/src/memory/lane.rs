@@ -9,6 +9,7 @@ use std::os::fd::{AsFd as _, BorrowedFd};
 use std::sync::Arc;
 use std::time::Duration;
 
+use uwarp_mem::glance::Glance;
 use uwarp_mem::{self as mem, MemSeg, owned};
 use uwarp_process::Descriptor;
 
@@ -173,6 +174,16 @@ impl Lane {
     #[inline]
     pub fn has_room_again(&self) -> bool {
         self.end.mine.flags.has(Flags::WANTS_ROOM) && self.theirs.has_taken(self.end.their_line())
+    }
+
+    /// What shows the peer's next word, if there is none now. `acked`: messages that it has acknowledged.
+    pub fn glance(&self, acked: u64) -> Option<Glance> {
+        let flags = Theirs::flags(self.end.their_line());
+        if flags.ends() || self.has_news(acked) {
+            return None;
+        }
+        let words = Theirs::no_news(self.end.mine.head, acked, flags);
+        Some(self.end.slab.glance(self.end.slab.side().peer(), self.end.lane, words))
     }
 
     /// Leaves the lane; the connection comes back.

@@ -11,6 +11,7 @@ use std::os::fd::{AsFd as _, OwnedFd};
 use std::sync::Arc;
 
 use uwarp_mem::MemSeg;
+use uwarp_mem::glance::Glance;
 use uwarp_mem::shared::{LINE, Line, Refused, Shared, Writers};
 
 use super::Side;
@@ -58,7 +59,7 @@ impl Carries {
 /// One process's view of a slab.
 #[derive(Debug)]
 pub struct Slab {
-    memory: Shared,
+    memory: Arc<Shared>,
     carries: Carries,
     side: Side,
     peer: Arc<Pair>,
@@ -100,6 +101,7 @@ impl Slab {
 
     fn over(memory: Shared, carries: Carries, side: Side, peer: Arc<Pair>) -> Arc<Self> {
         let words = || std::array::from_fn(|_| AtomicU64::new(0));
+        let memory = Arc::new(memory);
         Arc::new(Self { memory, carries, side, peer, names: words(), uses: words() })
     }
 
@@ -187,7 +189,17 @@ impl Slab {
 
     #[inline]
     pub(super) fn line(&self, side: Side, lane: usize) -> &Line {
-        self.memory.line(LINES + (lane % LANES * 2 + side.index()) * LINE)
+        self.memory.line(Self::line_at(side, lane))
+    }
+
+    /// What shows a change in these words of a line.
+    pub(super) fn glance(&self, side: Side, lane: usize, words: [(u8, u64); 3]) -> Glance {
+        Glance::new(self.memory.clone(), Self::line_at(side, lane), words)
+    }
+
+    #[inline]
+    fn line_at(side: Side, lane: usize) -> usize {
+        LINES + (lane % LANES * 2 + side.index()) * LINE
     }
 
     /// A ring.
