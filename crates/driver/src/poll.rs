@@ -157,8 +157,8 @@ impl Nic {
         }
     }
 
-    /// Makes progress for a thread whose last `empty` polls in a row found nothing. Returns whether it polls in
-    /// earnest.
+    /// Makes progress for a thread whose last `empty` polls in a row found nothing. Returns whether it polls
+    /// in earnest.
     fn look(&self, cq: &Arc<Cq>, empty: u32, poller: &mut Poller) -> bool {
         let Poller { look_around, yielding } = poller;
         let sends = self.engine().held.polled_in_vain();

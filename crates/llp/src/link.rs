@@ -319,8 +319,8 @@ impl Link {
         }
     }
 
-    /// What shows news of the peer's, if there are none now. Only of a lower layer that shows them without the
-    /// system. `acked`: messages that it has acknowledged.
+    /// What shows news of the peer's, if there are none now. Only of a lower layer that shows them without
+    /// the system. `acked`: messages that it has acknowledged.
     pub fn glance(&self, acked: u64) -> Option<Glance> {
         match self {
             Self::Tcp(_) => None,

@@ -147,8 +147,8 @@ pub trait Feeder: Send + Sync {
         let _ = self.make_progress(true);
         false
     }
-    /// What shows that there is news, after a look that found none and left nothing to be done. `None`: it takes
-    /// a look.
+    /// What shows that there is news, after a look that found none and left nothing to be done. `None`: it
+    /// takes a look.
     fn glance(&self) -> Option<Glance> {
         None
     }
@@ -627,15 +627,15 @@ impl Cq {
         drop(last);
     }
 
-    /// Whether nothing waits and, at a glance, nothing comes: a poll need not look further. True for some polls
-    /// behind one that ended with [`Self::glance_from_now`].
+    /// Whether nothing waits and, at a glance, nothing comes: a poll need not look further. True for some
+    /// polls behind one that ended with [`Self::glance_from_now`].
     #[inline]
     pub fn is_quiet(&self) -> bool {
         self.is_empty() && self.glances.show_nothing()
     }
 
-    /// A thread that polls in earnest has looked at all that the queue waits for, and found nothing: glances take
-    /// the place of its next looks, if there are one or two feeders, and a glance shows the news of each.
+    /// A thread that polls in earnest has looked at all that the queue waits for, and found nothing: glances
+    /// take the place of its next looks, if there are one or two feeders, and a glance shows the news of each.
     pub fn glance_from_now(&self) {
         let feeders = self.feeders.read();
         let (changes, mut glances) = (feeders.changes, [None, None]);

@@ -1,8 +1,8 @@
 //! What a thread that polls a completion queue looks at before anything else.
 //!
-//! A look at a queue pair takes locks and counts references, which costs ten times what is read. So a thread that polls
-//! in earnest, and has seen everything, keeps the words of shared memory that change when there is news. For the next
-//! polls it looks at these alone.
+//! A look at a queue pair takes locks and counts references, which costs ten times what is read. So a thread
+//! that polls in earnest, and has seen everything, keeps the words of shared memory that change when there is
+//! news. For the next polls it looks at these alone.
 
 use std::time::Duration;
 
@@ -43,8 +43,8 @@ impl Glances {
         nothing
     }
 
-    /// The next polls look at these. Returns the last ones, to be dropped where no lock is held: nobody else may
-    /// keep their memory.
+    /// The next polls look at these. Returns the last ones, to be dropped where no lock is held: nobody else
+    /// may keep their memory.
     #[must_use]
     pub fn begin(&self, few: Few) -> Few {
         let Some(mut kept) = self.kept.try_lock() else { return few };
@@ -52,8 +52,8 @@ impl Glances {
         std::mem::replace(&mut kept, few)
     }
 
-    /// There are none from now on; returns the last ones, as [`Self::begin`] does. (If a thread has jumped out of
-    /// a glance, from the handler of a signal, it has them for ever.)
+    /// There are none from now on; returns the last ones, as [`Self::begin`] does. (If a thread has jumped out
+    /// of a glance, from the handler of a signal, it has them for ever.)
     #[must_use]
     pub fn end(&self) -> Few {
         let Some(mut kept) = self.kept.try_lock_for(WAIT) else { return NONE };
