@@ -635,7 +635,7 @@ impl Cq {
     }
 
     /// A thread that polls in earnest has looked at all that the queue waits for, and found nothing: glances
-    /// take the place of its next looks, if there are one or two feeders, and a glance shows the news of each.
+    /// take the place of its next looks, if the feeders are one or two, and a glance shows the news of each.
     pub fn glance_from_now(&self) {
         let feeders = self.feeders.read();
         let (changes, mut glances) = (feeders.changes, [None, None]);

@@ -52,8 +52,8 @@ impl Glances {
         std::mem::replace(&mut kept, few)
     }
 
-    /// There are none from now on; returns the last ones, as [`Self::begin`] does. (If a thread has jumped out
-    /// of a glance, from the handler of a signal, it has them for ever.)
+    /// There are none from now on; returns the last ones, as [`Self::begin`] does. (If a thread has jumped
+    /// out of a glance, from the handler of a signal, it has them for ever.)
     #[must_use]
     pub fn end(&self) -> Few {
         let Some(mut kept) = self.kept.try_lock_for(WAIT) else { return NONE };
