@@ -84,12 +84,17 @@ static inline void check_failed(bool failed, int want, const char *name)
 	      strerror(got), want, strerror(want));
 }
 
-static inline uint64_t now_ms(void)
+static inline uint64_t now_us(void)
 {
 	struct timespec ts;
 
 	clock_gettime(CLOCK_MONOTONIC, &ts);
-	return (uint64_t)ts.tv_sec * 1000 + (uint64_t)ts.tv_nsec / 1000000;
+	return (uint64_t)ts.tv_sec * 1000000 + (uint64_t)ts.tv_nsec / 1000;
+}
+
+static inline uint64_t now_ms(void)
+{
+	return now_us() / 1000;
 }
 
 static inline bool readable(int fd, int ms)

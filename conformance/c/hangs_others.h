@@ -10,25 +10,8 @@
 #include <sys/resource.h>
 #include <sys/socket.h>
 
+#include "chance.h"
 #include "links.h"
-
-static uint64_t seed;
-
-static uint64_t any(uint64_t below)
-{
-	seed ^= seed << 13;
-	seed ^= seed >> 7;
-	seed ^= seed << 17;
-	return seed % below;
-}
-
-static uint64_t now_us(void)
-{
-	struct timespec ts;
-
-	clock_gettime(CLOCK_MONOTONIC, &ts);
-	return (uint64_t)ts.tv_sec * 1000000 + (uint64_t)ts.tv_nsec / 1000;
-}
 
 /* Memory that the processes of a group have in common. */
 static void *in_common(size_t length)

@@ -9,20 +9,12 @@
 #include <pthread.h>
 #include <sys/mman.h>
 
+#include "chance.h"
 #include "datagrams.h"
 
 #define OTHER_USER 54321
 
 static const char *self;
-static uint64_t seed = 88172645463325252ull;
-
-static uint64_t any(uint64_t below)
-{
-	seed ^= seed << 13;
-	seed ^= seed >> 7;
-	seed ^= seed << 17;
-	return seed % below;
-}
 
 /* How much memory is shared: each process that datagrams go to by memory has some of its own. */
 static int slabs(uint64_t *first)

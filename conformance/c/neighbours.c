@@ -18,6 +18,7 @@
 #include <sys/mman.h>
 #include <sys/stat.h>
 
+#include "chance.h"
 #include "common.h"
 
 enum shape { SETUP, EMPTY, FULL, WRAP, ASLEEP, CLOSING, SHAPES, SCRIBBLE = SHAPES };
@@ -41,24 +42,6 @@ struct book {
 
 static struct book *book;
 static enum shape shape;
-
-static uint64_t seed;
-
-static uint64_t any(uint64_t below)
-{
-	seed ^= seed << 13;
-	seed ^= seed >> 7;
-	seed ^= seed << 17;
-	return seed % below;
-}
-
-static uint64_t now_us(void)
-{
-	struct timespec ts;
-
-	clock_gettime(CLOCK_MONOTONIC, &ts);
-	return (uint64_t)ts.tv_sec * 1000000 + (uint64_t)ts.tv_nsec / 1000;
-}
 
 /* One end of the connection between survivor and victim, or survivor and witness. */
 struct end {
