@@ -13,6 +13,7 @@ use rustix::io::Errno;
 use slab::Slab;
 use uwarp_llp::carrier;
 
+use crate::background::in_background;
 use crate::fork::{self, Birth, Uncancelled};
 use crate::held::Held;
 use crate::lost_leads::{self, LostLeads};
@@ -138,9 +139,10 @@ pub(crate) struct ParkMark(u64);
 pub(crate) struct Looked {
     /// The wake descriptor was ready.
     pub woken: bool,
-    /// Other descriptors that were ready and have been served.
+    /// Other descriptors that were ready and have been served, and sources that no descriptor reports, had
+    /// something to do, and are not polled.
     pub served: usize,
-    /// One of these had input.
+    /// One of these had input, or one that is polled.
     pub input: bool,
     /// One of these that no descriptor reports had input.
     pub in_memory: bool,
@@ -402,9 +404,9 @@ impl Engine {
         drop(timers);
         let Some(at) = at else { return };
         // A thread that polls checks the timers itself, and so does a thread that begins to lead or to serve
-        // after this.
+        // after this; the background thread does before it sleeps again.
         let oversleeps = match self.mode.get() {
-            Mode::Serving { until } => self.nanos(at) < until,
+            Mode::Serving { until } => self.nanos(at) < until && !in_background(),
             _ => self.is_led() && Self::within_a_lead(at),
         };
         if oversleeps {
@@ -534,7 +536,8 @@ impl Engine {
         self.lead.get().is_some()
     }
 
-    /// Serves what is ready now; returns the number of descriptors.
+    /// Serves what is ready now; returns the number of descriptors, and of sources in memory that had something
+    /// to do and that no thread polls.
     pub fn poll_once(&self) -> usize {
         // EINTR on a wait without timeout is harmless.
         self.wait_once(Some(Duration::ZERO)).map_or(0, |looked| looked.served)

@@ -160,14 +160,14 @@ impl Nic {
     /// Makes progress for a thread whose last `empty` polls in a row found nothing. Returns whether it polls
     /// in earnest.
     fn look(&self, cq: &Arc<Cq>, empty: u32, poller: &mut Poller) -> bool {
-        let Poller { look_around, yielding } = poller;
+        let Poller { look_around, yielding, stamping } = poller;
         let sends = self.engine().held.polled_in_vain();
         let pace = &self.engine().pace;
         let earnest_at = pace.earnest_at();
         if pace.is_asked() {
             pace.answer(empty, self.engine().now());
         }
-        if stamps(empty, earnest_at) || sends {
+        if stamps(empty, earnest_at) || sends || (!cq.needs_system() && stamping.count()) {
             self.engine().note_earnest(empty == earnest_at);
             yielding.limit(pace.spans());
         }

@@ -42,7 +42,7 @@ use crate::observer::StreamObserver;
 use crate::pair::QueuePair;
 use crate::pump::Pump;
 use crate::shell::{Shell, post_each, post_together};
-use crate::source::{Readiness, Source, Token};
+use crate::source::{Found, Readiness, Source, Token};
 
 /// How long an exit waits for the queue pair's lock. No call holds it nearly as long.
 const EXIT_PATIENCE: Duration = Duration::from_millis(20);
@@ -151,6 +151,10 @@ pub struct Qp {
     room: AtomicBool,
     /// A thread has polled the socket while the system does not watch it.
     polled: AtomicBool,
+    /// The last look, of whoever was told that there is something, has received nothing.
+    found_nothing: AtomicBool,
+    /// A thread that polls has looked at its memory.
+    looked_at: AtomicBool,
     /// The system has reported, once, that the peer closed or the connection broke. A hint: the report may be
     /// about an earlier stream.
     hung_up: AtomicBool,
@@ -186,6 +190,8 @@ impl Qp {
                 inner: Attended::new(inner),
                 room: AtomicBool::new(false),
                 polled: AtomicBool::new(false),
+                found_nothing: AtomicBool::new(false),
+                looked_at: AtomicBool::new(false),
                 hung_up: AtomicBool::new(false),
                 timed_out: AtomicBool::new(false),
                 kept: AtomicBool::new(false),
@@ -673,6 +679,9 @@ impl Qp {
                 if conn.parked.is_some() {
                     self.polled.store(true, Ordering::Relaxed);
                 }
+                if !needs_system {
+                    self.looked_at.store(true, Ordering::Relaxed);
+                }
                 // (Room that was reported to a pump which has it anyway changes nothing.)
                 let room = !conn.pump.writable() && self.room.load(Ordering::Relaxed);
                 let unfinished = conn.pump.unfinished() || room || conn.link.has_room_again();
@@ -743,6 +752,15 @@ impl Source for Qp {
 
     fn polled(&self) -> bool {
         self.polled.swap(false, Ordering::Relaxed)
+    }
+
+    fn found(&self) -> Found {
+        let direct = self.looked_at.swap(false, Ordering::Relaxed);
+        match (self.found_nothing.load(Ordering::Relaxed), direct) {
+            (true, _) => Found::Nothing,
+            (false, true) => Found::Polled,
+            (false, false) => Found::News,
+        }
     }
 
     fn exit(&self) {

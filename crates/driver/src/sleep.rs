@@ -8,7 +8,7 @@ use std::sync::Arc;
 use crate::engine::Engine;
 use crate::fork::Uncancelled;
 use crate::raised::{Look, Reports};
-use crate::source::{Readiness, Token};
+use crate::source::{Found, Readiness, Token};
 
 /// A sleep, until it is dropped.
 pub(crate) struct Sleeper<'a>(&'a Engine);
@@ -71,8 +71,8 @@ impl Engine {
         (Sleeper(self), may)
     }
 
-    /// Serves what no descriptor reports and is ready now; returns how many sources, and whether one had
-    /// input. Makes no system call.
+    /// Serves what no descriptor reports and is ready now; returns how many sources had something to do that
+    /// no thread polls, and whether one had input. Makes no system call.
     #[cold]
     pub(crate) fn serve_raised(&self) -> (usize, bool) {
         let (mut served, mut input) = (0, false);
@@ -101,9 +101,10 @@ impl Engine {
     fn serve_all(&self, ready: Reports, served: &mut usize, input: &mut bool) {
         for (token, readiness) in ready {
             if let Some(source) = self.find(token) {
-                *served += 1;
-                *input |= readiness.readable;
                 source.ready(readiness);
+                let found = source.found();
+                *served += usize::from(found == Found::News);
+                *input |= readiness.readable && found != Found::Nothing;
             }
         }
     }

@@ -44,12 +44,28 @@ pub trait Source: Send + Sync {
     fn ready(&self, readiness: Readiness);
     /// The timer set with [`Engine::set_timer`](crate::Engine::set_timer) expired.
     fn timeout(&self);
+    /// What the last call of [`Self::ready`] has found.
+    fn found(&self) -> Found {
+        Found::News
+    }
     /// Whether a thread has polled the descriptor, without the engine, since the last call of this.
     fn polled(&self) -> bool {
         true
     }
     /// The process exits: begin to close what can be closed without loss.
     fn exit(&self) {}
+}
+
+/// What a source had to do that was ready. (What becomes ready in memory is reported also where a thread
+/// that polls looks by itself.)
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Found {
+    /// Nothing: a thread had looked there before.
+    Nothing,
+    /// Something that a thread of the program would have found soon: it has looked there since the last time.
+    Polled,
+    /// Something.
+    News,
 }
 
 /// Names a registered source.

@@ -41,13 +41,36 @@ pub(crate) fn stamps(empty: u32, earnest_at: u32) -> bool {
 pub(crate) struct Poller {
     pub look_around: LookAround,
     pub yielding: Yielding,
+    pub stamping: Stamping,
 }
 
 impl Poller {
     pub const NEW: Self = Self {
         look_around: LookAround { polls: 0, until: LOOK_AROUND },
         yielding: Yielding { polls: 0, until: YIELD.1, tried: false, let_run: false },
+        stamping: Stamping { polls: 0 },
     };
+}
+
+/// When a thread stamps the time that polls memory alone: answers there come within a few polls, so that it
+/// never polls in earnest, and yet finds each of them before the background thread could.
+#[derive(Clone, Copy)]
+pub(crate) struct Stamping {
+    /// Empty polls since the last stamp, in a row or not.
+    polls: u32,
+}
+
+impl Stamping {
+    /// Counts an empty poll; returns whether to stamp.
+    #[inline]
+    pub fn count(&mut self) -> bool {
+        self.polls += 1;
+        let due = self.polls >= STAMP_EVERY;
+        if due {
+            self.polls = 0;
+        }
+        due
+    }
 }
 
 /// When a polling thread looks at all sockets.
@@ -139,7 +162,7 @@ impl Yielding {
 pub(crate) const ANSWER: Duration = Duration::from_micros(50);
 /// After a wait in vain, this number of completions is returned at once: the first number, and the maximum
 /// while each wait is in vain.
-const WITHOUT_WAIT: (u32, u32) = (16, 8192);
+const WITHOUT_WAIT: (u32, u32) = (1, 8192);
 /// After this number of answers in a row, a wait in vain counts as an exception.
 const ANSWERS: u32 = 4;
 /// Waits that are answered keep the background thread away as empty polls do, and may be all that a thread

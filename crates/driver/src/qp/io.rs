@@ -65,7 +65,8 @@ impl Surroundings for Around<'_> {
 impl Qp {
     /// Moves what can be moved, in both directions.
     pub(super) fn pump(&self, inner: &mut Inner, now: &Now) {
-        self.receive(inner, now);
+        let received = self.receive(inner, now);
+        self.found_nothing.store(!received, Ordering::Relaxed);
         self.send(inner, now);
     }
 
