@@ -23,8 +23,9 @@ use std::net::{IpAddr, SocketAddr};
 use std::time::{Duration, Instant};
 
 use siphasher::sip::SipHasher24;
-use uwarp_rnic::qp::Now;
 use uwarp_wire::introduction::Cookie;
+
+use crate::clock::Now;
 
 /// A cookie is valid for this long. One without its time is valid for at least this long, and for at most
 /// twice as long.
