@@ -27,6 +27,7 @@ pub mod end;
 pub mod hosts;
 pub mod ids;
 pub mod interleave;
+pub mod links;
 pub mod lookups;
 mod lower;
 pub mod memory;
