@@ -32,6 +32,7 @@ pub mod lookups;
 mod lower;
 pub mod memory;
 pub mod net;
+pub mod reliable;
 pub mod rng;
 pub mod tap;
 pub mod workload;
