@@ -18,15 +18,20 @@ const TO: u16 = 20000;
 
 /// The datagrams of the appendix by their number, "A.1".
 fn examples() -> BTreeMap<String, Vec<u8>> {
-    let page = Path::new(env!("CARGO_MANIFEST_DIR")).join("../docs/datagram-iwarp.md");
-    let page = fs::read_to_string(page).expect("docs/datagram-iwarp.md");
+    examples_of("datagram-iwarp.md", 2)
+}
+
+/// Those of a page, whose blocks begin with so many lines of text.
+fn examples_of(page: &str, lines_of_text: usize) -> BTreeMap<String, Vec<u8>> {
+    let page = Path::new(env!("CARGO_MANIFEST_DIR")).join("../docs").join(page);
+    let page = fs::read_to_string(&page).unwrap_or_else(|e| panic!("{}: {e}", page.display()));
     let (_, appendix) = page.split_once("## Appendix A").expect("an appendix");
     let sections = appendix.split("\n### ").skip(1).filter(|section| !section.contains("GRH area"));
     sections
         .map(|section| {
             let (number, _) = section.split_once(' ').expect("a number");
             let block = section.split("```").nth(1).expect("a block");
-            let hex = block.lines().skip(2).flat_map(str::split_whitespace);
+            let hex = block.lines().skip(lines_of_text).flat_map(str::split_whitespace);
             (number.to_owned(), hex.map(|byte| u8::from_str_radix(byte, 16).expect("hex")).collect())
         })
         .collect()
@@ -165,6 +170,65 @@ fn tshark_names_every_example_on_one_line() {
     assert_eq!(out.lines().collect::<Vec<_>>(), expected);
 }
 
+/// The examples of docs/rd.md, each in the direction in which it goes.
+fn reliable() -> BTreeMap<String, Udp> {
+    let one = |(number, payload): (String, Vec<u8>)| {
+        let is_answer = ["A.2", "A.4", "A.6", "A.10", "A.11"].contains(&number.as_str());
+        let (from, to) = if is_answer { (TO, FROM) } else { (FROM, TO) };
+        (number, Udp { from, to, payload })
+    };
+    examples_of("rd.md", 2).into_iter().map(one).collect()
+}
+
+#[test]
+fn tshark_reads_reliable_datagrams() {
+    let datagrams: Vec<Udp> = reliable().into_values().collect();
+    let fields = "-e _ws.col.Info -e diwarp.crc.status -e _ws.expert.message";
+    let out = tshark("reliable", &datagrams, &format!("-T fields {fields}"));
+    // A.1, A.10, A.11, A.2 …
+    let expected = [
+        "RD Hello 20001 -> 20000",
+        "RD Unknown 20000 -> 20001",
+        "RD Cross 20000 -> 20001",
+        "RD Challenge 20000 -> 20001",
+        "RD Open 20001 -> 20000 pn=1 SEGMENT msg=1 Send len=12",
+        "RD Packet 20000 -> 20001 pn=1 ACK 1 floor=2",
+        "RD Packet 20001 -> 20000 pn=2 SEGMENT msg=2 RDMA Write len=12 SEGMENT msg=2 RDMA Write len=12",
+        "RD Packet 20000 -> 20001 pn=7 ACK 6 floor=3 VERDICT msg=3 receiver not ready",
+        "RD Packet 20001 -> 20000 pn=9 ABANDON 3 5 PING",
+        "RD Packet 20001 -> 20000 pn=11 STREAM",
+        "RD Packet 20001 -> 20000 pn=10 CLOSE",
+    ];
+    let expected: Vec<String> = expected.iter().map(|line| format!("{line}\tGood\t")).collect();
+    assert_eq!(out.lines().collect::<Vec<_>>(), expected);
+
+    let one = |number: &str| tshark("reliable-fields", &[reliable()[number].clone()], "-V -O diwarp");
+    for (number, lines) in [
+        ("A.2", &["Home port: 20000", "Cookie: key of the responder: 0xfedcba9876543210"][..]),
+        ("A.3", &["Token: 0x0123456789abcdef", "Behind: 0", "Q_Key: 0x11111111", "Queue: Send (0)"]),
+        ("A.5", &["Offset: 12", "Length of the message: 24", "Tagged offset: 0x000000000000700c"]),
+        ("A.6", &["Blind (units of 4 us): 3", "Gap: 1 of messages", "Reason: receiver not ready (1)"]),
+    ] {
+        let out = one(number);
+        let shown: Vec<&str> = out.lines().map(str::trim).collect();
+        for line in lines {
+            assert!(shown.contains(line), "no line {line:?} in {number}:\n{out}");
+        }
+    }
+}
+
+#[test]
+fn a_reliable_datagram_that_was_cut_is_flagged() {
+    let cut = reliable().into_values().flat_map(|udp| {
+        (21..udp.payload.len() - 4)
+            .map(move |len| Udp { payload: sealed(udp.payload[..len].to_vec()), ..udp })
+    });
+    let cut: Vec<Udp> = cut.collect();
+    let fields = "-T fields -e diwarp.crc.status -e _ws.expert.message";
+    let out = tshark("reliable-cut", &cut, &format!("-d udp.port=={TO},diwarp {fields}"));
+    assert_eq!(out.lines().count(), cut.len(), "{out}");
+}
+
 #[test]
 fn tshark_shows_every_field_of_a_proof() {
     let reply = Udp { from: TO, to: FROM, payload: example("A.11") };
@@ -233,7 +297,7 @@ fn tshark_flags_each_datagram_that_a_receiver_drops() {
     let cases: [Case<'_>; 24] = [
         ("A.1", &[(0, 2)], "Another version"),
         ("A.1", &[(1, 9)], "The source QPN is not of the UDP source port"),
-        ("A.1", &[(4, 0x40)], "Reliable service: not defined yet"),
+        ("A.1", &[(4, 0x40)], "A chunk is shorter than its header"),
         ("A.1", &[(4, 0x10)], "Reserved flags are not 0"),
         ("A.1", &[(4, 0x08)], "Unassigned kind"),
         ("A.1", &[(20, 0xC1)], "Tagged segment"),
@@ -251,7 +315,7 @@ fn tshark_flags_each_datagram_that_a_receiver_drops() {
         ("A.5", &[(27, 181)], "More private data than the limit"),
         ("A.5", &[(27, 137)], "More private data than there is"),
         ("A.10", &[(4, 0x83)], "Immediate data in a proof"),
-        ("A.11", &[(4, 0x44)], "Reliable service: not defined yet"),
+        ("A.11", &[(4, 0x44)], "It has no body"),
         ("A.10", &[(1, 9)], "The source QPN is not of the UDP source port"),
         ("A.12", &[(4, 0x85)], "Immediate data about memory"),
         ("A.14", &[(1, 9)], "The source QPN is not of the UDP source port"),

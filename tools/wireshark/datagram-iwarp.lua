@@ -1,4 +1,5 @@
--- Wireshark reads datagram-iWARP (docs/datagram-iwarp.md): iWARP over UDP.
+-- Wireshark reads datagram-iWARP (docs/datagram-iwarp.md), iWARP over UDP, and its reliable service
+-- (docs/rd.md).
 --
 --   tshark -X lua_script:datagram-iwarp.lua -r FILE
 --   wireshark -X lua_script:datagram-iwarp.lua FILE
@@ -37,6 +38,24 @@ local SPACES = { [0x0111] = "RDMA_PS_UDP", [0x0002] = "RDMA_PS_IPOIB" }
 local STATUSES = {
     [0] = "Success", [1] = "Unsupported", [2] = "Rejected", [3] = "No queue pair",
     [0x8000] = "Cookie required",
+}
+
+local RD_KINDS = {
+    [0] = "Packet", [1] = "Hello", [2] = "Challenge", [3] = "Open", [4] = "Unknown", [5] = "Cross",
+}
+local RD_VERSION, RD_OPEN = 1, 24
+local CHUNKS = {
+    [0] = "PAD", [1] = "ACK", [2] = "SEGMENT", [3] = "STREAM", [4] = "VERDICT", [5] = "READY", [6] = "CLAIM",
+    [7] = "PING", [8] = "CLOSE", [9] = "STREAM-CREDIT", [10] = "STREAM-RESET", [11] = "ABANDON",
+}
+-- Bytes of each chunk at least, its header included.
+local SHORTEST = {
+    [0] = 4, [1] = 20, [2] = 30, [3] = 12, [4] = 12, [5] = 8, [6] = 24, [7] = 4, [8] = 12, [9] = 12,
+    [10] = 12, [11] = 4,
+}
+local REASONS = {
+    [1] = "receiver not ready", [2] = "invalid request", [3] = "access", [4] = "invalid destination",
+    [5] = "aborted", [6] = "operation",
 }
 
 local f = {
@@ -83,6 +102,44 @@ local f = {
     memory_token = ProtoField.bytes("diwarp.memory.token", "Token"),
     memory_name = ProtoField.bytes("diwarp.memory.name", "Process"),
     memory_word = ProtoField.bytes("diwarp.memory.word", "Word"),
+    rd_version = ProtoField.uint8("diwarp.rd.version", "RD version"),
+    rd_kind = ProtoField.uint8("diwarp.rd.kind", "Kind", base.DEC, RD_KINDS, 0x0f),
+    rd_source = ProtoField.uint16("diwarp.rd.srcport", "Source home port"),
+    rd_destination = ProtoField.uint16("diwarp.rd.dstport", "Destination port"),
+    rd_key = ProtoField.uint64("diwarp.rd.key", "Key", base.HEX),
+    rd_number = ProtoField.uint32("diwarp.rd.pn", "Packet number (low 32 bits)"),
+    rd_highest = ProtoField.uint8("diwarp.rd.highest", "Highest version"),
+    rd_features = ProtoField.uint32("diwarp.rd.features", "Features", base.HEX),
+    rd_home = ProtoField.uint16("diwarp.rd.home", "Home port"),
+    rd_asked = ProtoField.uint16("diwarp.rd.asked", "Asked port"),
+    rd_cookie_key = ProtoField.uint64("diwarp.rd.cookie.key", "Cookie: key of the responder", base.HEX),
+    rd_cookie_made = ProtoField.uint64("diwarp.rd.cookie.made", "Cookie: made at (clock of its maker)"),
+    rd_credit = ProtoField.uint16("diwarp.rd.credit", "Credit (units of 4 KiB)"),
+    rd_largest = ProtoField.uint16("diwarp.rd.largest", "Largest packet"),
+    rd_token = ProtoField.uint64("diwarp.rd.token", "Token", base.HEX),
+    rd_chunk = ProtoField.none("diwarp.rd.chunk", "Chunk"),
+    rd_type = ProtoField.uint8("diwarp.rd.chunk.type", "Type", base.DEC, CHUNKS),
+    rd_flags = ProtoField.uint8("diwarp.rd.chunk.flags", "Flags", base.HEX),
+    rd_len = ProtoField.uint16("diwarp.rd.chunk.len", "Length"),
+    rd_acked = ProtoField.uint32("diwarp.rd.ack.largest", "Largest packet number"),
+    rd_delay = ProtoField.uint16("diwarp.rd.ack.delay", "Delay (units of 4 us)"),
+    rd_blind = ProtoField.uint16("diwarp.rd.ack.blind", "Blind (units of 4 us)"),
+    rd_floor = ProtoField.uint32("diwarp.rd.floor", "Done floor"),
+    rd_ce = ProtoField.uint32("diwarp.rd.ack.ce", "CE marks"),
+    rd_gap = ProtoField.uint16("diwarp.rd.ack.gap", "Gap"),
+    rd_length = ProtoField.uint16("diwarp.rd.ack.length", "Length"),
+    rd_behind = ProtoField.uint16("diwarp.rd.behind", "Behind"),
+    rd_message = ProtoField.uint32("diwarp.rd.message", "Message number"),
+    rd_offset = ProtoField.uint32("diwarp.rd.offset", "Offset"),
+    rd_message_len = ProtoField.uint32("diwarp.rd.message.len", "Length of the message"),
+    rd_job_key = ProtoField.uint64("diwarp.rd.jobkey", "Job key", base.HEX),
+    rd_stag = ProtoField.uint32("diwarp.rd.stag", "STag", base.HEX),
+    rd_to = ProtoField.uint64("diwarp.rd.to", "Tagged offset", base.HEX),
+    rd_reason = ProtoField.uint8("diwarp.rd.verdict.reason", "Reason", base.DEC, REASONS),
+    rd_timer = ProtoField.uint8("diwarp.rd.verdict.timer", "RNR timer"),
+    rd_detail = ProtoField.uint16("diwarp.rd.verdict.detail", "Refused packet (low 16 bits)"),
+    rd_stream = ProtoField.uint32("diwarp.rd.stream", "Stream"),
+    rd_service = ProtoField.uint32("diwarp.rd.stream.service", "Service"),
     body = ProtoField.bytes("diwarp.body", "Body"),
     crc = ProtoField.uint32("diwarp.crc", "CRC32c", base.HEX),
     crc_status = ProtoField.string("diwarp.crc.status", "CRC32c status"),
@@ -240,6 +297,232 @@ local function dissect_memory(body, tree)
     add(tree, f.memory_word, body(32, 16))
 end
 
+-- A DDP header and its payload. Returns nothing; what is too short is flagged.
+local function dissect_rd_ddp(rest, tree, summary)
+    local tagged = rest:len() > 0 and rest(0, 1):uint() >= 0x80
+    local header = tagged and 14 or DDP
+    if rest:len() < header then
+        tree:add_proto_expert_info(problem, "Shorter than a DDP header")
+        return
+    end
+    local ddp = tree:add(f.ddp, rest(0, header))
+    add(ddp, f.tagged, rest(0, 1))
+    add(ddp, f.last, rest(0, 1))
+    add(ddp, f.dv, rest(0, 1), bit.band(rest(0, 1):uint(), 3) ~= 1 and "Another DDP version")
+    add(ddp, f.opcode, rest(1, 1))
+    table.insert(summary, OPCODES[bit.band(rest(1, 1):uint(), 0x0f)])
+    if tagged then
+        add(ddp, f.rd_stag, rest(2, 4))
+        add(ddp, f.rd_to, rest(6, 8))
+    else
+        add(ddp, f.qn, rest(6, 4))
+        add(ddp, f.msn, rest(10, 4))
+        add(ddp, f.mo, rest(14, 4))
+    end
+    table.insert(summary, string.format("len=%d", rest:len() - header))
+    if rest:len() > header then
+        add(tree, f.payload, rest(header))
+    end
+end
+
+local function dissect_rd_segment(chunk, tree, flags, summary)
+    local has = function(flag) return bit.band(flags, flag) ~= 0 end
+    local behind = chunk(4, 1):uint() * 256 + chunk(8, 1):uint()
+    tree:add(f.rd_behind, chunk(4, 5), behind):append_text(has(0x20) and "" or " (not used)")
+    add(tree, f.source, chunk(5, 3))
+    add(tree, f.destination, chunk(9, 3))
+    add(tree, f.rd_message, chunk(12, 4))
+    table.insert(summary, string.format("msg=%d", chunk(12, 4):uint()))
+    local at = 16
+    -- The fields that the flags announce: whether, bytes, what to do.
+    local fields = {
+        { not has(0x40), 8, function(range)
+            add(tree, f.rd_offset, range(0, 4))
+            add(tree, f.rd_message_len, range(4, 4))
+        end },
+        { has(0x80), 4, function(range) add(tree, f.qkey, range) end },
+        { has(0x02), 4, function(range) add(tree, f.immediate, range) end },
+        { has(0x01), 8, function(range) add(tree, f.rd_job_key, range) end },
+    }
+    for _, field in ipairs(fields) do
+        if field[1] then
+            if chunk:len() < at + field[2] then
+                tree:add_proto_expert_info(problem, "A chunk is shorter than its fields")
+                return
+            end
+            field[3](chunk(at, field[2]))
+            at = at + field[2]
+        end
+    end
+    if not has(0x80) and bit.band(flags, 0x43) ~= 0 then
+        tree:add_proto_expert_info(problem, "Flags of a first segment in another")
+    end
+    if chunk:len() == at then
+        tree:add_proto_expert_info(problem, "Shorter than a DDP header")
+    else
+        dissect_rd_ddp(chunk(at), tree, summary)
+    end
+end
+
+local function dissect_rd_ack(chunk, tree, flags, summary)
+    add(tree, f.rd_acked, chunk(4, 4))
+    add(tree, f.rd_delay, chunk(8, 2))
+    add(tree, f.rd_blind, chunk(10, 2))
+    add(tree, f.rd_credit, chunk(12, 2))
+    add(tree, f.rd_floor, chunk(16, 4))
+    table.insert(summary, string.format("%d floor=%d", chunk(4, 4):uint(), chunk(16, 4):uint()))
+    local packets, messages = chunk(14, 1):uint(), chunk(15, 1):uint()
+    local at = 20
+    local has_marks = bit.band(flags, 0x80) ~= 0
+    if packets == 0 or packets + messages > 32 then
+        tree:add_proto_expert_info(problem, "Too many ranges, or none")
+    elseif chunk:len() < at + (has_marks and 4 or 0) + 4 * (packets + messages) then
+        tree:add_proto_expert_info(problem, "A chunk is shorter than its fields")
+    else
+        if has_marks then
+            add(tree, f.rd_ce, chunk(at, 4))
+            at = at + 4
+        end
+        for number = 1, packets + messages do
+            local kind = number > packets and " of messages" or " of packets"
+            add(tree, f.rd_gap, chunk(at, 2)):append_text(kind)
+            add(tree, f.rd_length, chunk(at + 2, 2)):append_text(kind)
+            at = at + 4
+        end
+    end
+end
+
+-- The other chunks, by their type.
+local RD_CHUNKS = {
+    [1] = dissect_rd_ack,
+    [2] = dissect_rd_segment,
+    [3] = function(chunk, tree, flags)
+        add(tree, f.rd_stream, chunk(4, 4))
+        add(tree, f.rd_offset, chunk(8, 4))
+        if bit.band(flags, 0x80) ~= 0 and chunk:len() >= 16 then
+            add(tree, f.rd_service, chunk(12, 4))
+        end
+    end,
+    [4] = function(chunk, tree, _, summary)
+        add(tree, f.rd_message, chunk(4, 4))
+        add(tree, f.rd_reason, chunk(8, 1))
+        add(tree, f.rd_timer, chunk(9, 1))
+        add(tree, f.rd_detail, chunk(10, 2))
+        local reason = REASONS[chunk(8, 1):uint()] or "unassigned reason"
+        table.insert(summary, string.format("msg=%d %s", chunk(4, 4):uint(), reason))
+    end,
+    [5] = function(chunk, tree) add(tree, f.destination, chunk(4, 3)) end,
+    [6] = function(chunk, tree)
+        add(tree, f.rd_home, chunk(4, 2))
+        add(tree, f.rd_cookie_key, chunk(8, 8))
+        add(tree, f.rd_cookie_made, chunk(16, 8))
+    end,
+    [8] = function(chunk, tree) add(tree, f.rd_floor, chunk(4, 4)) end,
+    [9] = function(chunk, tree) add(tree, f.rd_stream, chunk(4, 4)) end,
+    [10] = function(chunk, tree) add(tree, f.rd_stream, chunk(4, 4)) end,
+    [11] = function(chunk, tree, _, summary)
+        for at = 4, chunk:len() - 4, 4 do
+            add(tree, f.rd_message, chunk(at, 4))
+            table.insert(summary, chunk(at, 4):uint())
+        end
+    end,
+}
+
+local function dissect_rd_chunks(body, tree, summary)
+    local at = 0
+    while at < body:len() do
+        local len = body:len() - at >= 4 and body(at + 2, 2):uint() or 0
+        if len < 4 or at + len > body:len() then
+            add(tree, f.body, body(at), "A chunk is shorter than its header, or longer than the packet")
+            return
+        end
+        local chunk, code = body(at, len), body(at, 1):uint()
+        local name = CHUNKS[code] or string.format("chunk 0x%02x", code)
+        local branch = tree:add(f.rd_chunk, chunk)
+        branch:append_text(": " .. name)
+        local unknown = not CHUNKS[code] and code >= 0x80 and "An unknown chunk that must be known"
+        add(branch, f.rd_type, body(at, 1), unknown)
+        add(branch, f.rd_flags, body(at + 1, 1))
+        add(branch, f.rd_len, body(at + 2, 2))
+        table.insert(summary, name)
+        if CHUNKS[code] and len < SHORTEST[code] then
+            branch:add_proto_expert_info(problem, "A chunk is shorter than its fields")
+        elseif RD_CHUNKS[code] then
+            RD_CHUNKS[code](chunk, branch, body(at + 1, 1):uint(), summary)
+        end
+        at = at + len
+    end
+end
+
+-- What two processes say before they have an exchange. Returns the chunks behind it, if there are any.
+local function dissect_rd_contact(body, tree, kind)
+    if kind == 1 and body:len() >= 72 then
+        add(tree, f.rd_highest, body(0, 1))
+        add(tree, f.rd_features, body(4, 4))
+        add(tree, f.padding, body(8))
+    elseif kind == 2 and body:len() >= 28 then
+        add(tree, f.rd_highest, body(0, 1))
+        add(tree, f.rd_home, body(2, 2))
+        add(tree, f.rd_features, body(4, 4))
+        add(tree, f.rd_cookie_key, body(8, 8))
+        add(tree, f.rd_cookie_made, body(16, 8))
+        add(tree, f.rd_credit, body(24, 2))
+        add(tree, f.rd_largest, body(26, 2))
+    elseif kind == 3 and body:len() >= RD_OPEN then
+        add(tree, f.rd_token, body(0, 8))
+        add(tree, f.rd_cookie_made, body(8, 8))
+        add(tree, f.rd_asked, body(16, 2))
+        add(tree, f.rd_version, body(18, 1))
+        add(tree, f.rd_features, body(20, 4))
+        return body:len() > RD_OPEN and body(RD_OPEN) or nil
+    else
+        add(tree, f.body, body, kind > 3 and "It has no body" or "Shorter than its fields")
+    end
+end
+
+-- A packet of the reliable service.
+local function dissect_rd(buffer, pinfo, tree)
+    local kind, summary = bit.band(buffer(4, 1):uint(), 0x0f), {}
+    local source, destination = buffer(1, 2):uint(), buffer(5, 2):uint()
+    add(tree, f.version, buffer(0, 1))
+    local item = add(tree, f.rd_source, buffer(1, 2))
+    if source ~= pinfo.src_port then
+        item:add_proto_expert_info(spoofed)
+    end
+    add(tree, f.rd_version, buffer(3, 1), buffer(3, 1):uint() ~= RD_VERSION and "Another RD version")
+    local flags = add(tree, f.flags, buffer(4, 1))
+    add(flags, f.immediate_flag, buffer(4, 1),
+        buffer(4, 1):uint() >= 0x80 and "Immediate data in the header of a reliable datagram")
+    add(flags, f.reliable_flag, buffer(4, 1))
+    add(flags, f.rd_kind, buffer(4, 1), not RD_KINDS[kind] and "Unassigned kind")
+    add(tree, f.rd_destination, buffer(5, 2))
+    add(tree, f.rd_key, buffer(8, 8))
+    add(tree, f.rd_number, buffer(16, 4))
+    local is_right, covered = crc_is_right(buffer)
+    if covered > HEADER then
+        local body = buffer(HEADER, covered - HEADER)
+        if kind ~= 0 then
+            body = dissect_rd_contact(body, tree, kind)
+        end
+        if body then
+            dissect_rd_chunks(body, tree, summary)
+        end
+    elseif kind >= 1 and kind <= 3 then
+        tree:add_proto_expert_info(problem, "Shorter than its fields")
+    end
+    item = tree:add_le(f.crc, buffer(covered, CRC))
+    tree:add(f.crc_status, buffer(covered, CRC), is_right and "Good" or "Bad"):set_generated()
+    if not is_right then
+        item:add_proto_expert_info(bad_crc)
+        table.insert(summary, "[wrong CRC]")
+    end
+    local name = RD_KINDS[kind] or string.format("kind %d", kind)
+    local number = (kind == 0 or kind == 3) and string.format(" pn=%d", buffer(16, 4):uint()) or ""
+    table.insert(summary, 1, string.format("RD %s %d -> %d%s", name, source, destination, number))
+    pinfo.cols.info = table.concat(summary, " ")
+    return buffer:len()
+end
+
 function diwarp.dissector(buffer, pinfo, root)
     pinfo.cols.protocol = "D-iWARP"
     local tree = root:add(diwarp, buffer())
@@ -252,6 +535,9 @@ function diwarp.dissector(buffer, pinfo, root)
         return buffer:len()
     end
     local flags = buffer(4, 1):uint()
+    if bit.band(flags, 0x40) ~= 0 then
+        return dissect_rd(buffer, pinfo, tree)
+    end
     local kind, summary = bit.band(flags, 0x0f), {}
     local source, destination = buffer(1, 3):uint(), buffer(5, 3):uint()
 
@@ -271,7 +557,7 @@ function diwarp.dissector(buffer, pinfo, root)
     local what = is_proof and "Immediate data in a proof" or is_memory and "Immediate data about memory"
         or "Immediate data in a lookup"
     add(flag_tree, f.immediate_flag, at, kind ~= 0 and flags >= 0x80 and what)
-    add(flag_tree, f.reliable_flag, at, bit.band(flags, 0x40) ~= 0 and "Reliable service: not defined yet")
+    add(flag_tree, f.reliable_flag, at)
     add(flag_tree, f.reserved_flags, at, bit.band(flags, 0x30) ~= 0 and "Reserved flags are not 0")
     add(flag_tree, f.kind, at, not KINDS[kind] and "Unassigned kind")
     item = add(tree, f.destination, buffer(5, 3))
@@ -327,6 +613,9 @@ local function is_ours(buffer, pinfo)
         return false
     end
     local kind = bit.band(buffer(4, 1):uint(), 0x0f)
+    if bit.band(buffer(4, 1):uint(), 0x40) ~= 0 then
+        return buffer(1, 2):uint() == pinfo.src_port and RD_KINDS[kind] ~= nil
+    end
     local is_named = kind == 0 or kind >= PROOF_REQUEST and kind <= MEMORY_BEGINS
     if is_named and port_of(buffer(1, 3):uint()) == pinfo.src_port then
         return true

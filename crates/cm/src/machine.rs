@@ -27,7 +27,6 @@ pub mod life;
 pub mod listener;
 pub mod lookup;
 pub mod pairings;
-pub mod proof;
 pub mod run;
 mod silence;
 mod sorted;

@@ -2,13 +2,17 @@
 //!
 //! [`setup`] makes the MPA connection, [`opening`] says who sends first on it, [`framing`] finds and makes
 //! frames, [`rx`] checks and interprets DDP segments, [`tx`] cuts messages into segments. None of them
-//! holds payload: the code that drives them moves the bytes.
+//! holds payload: the code that drives them moves the bytes. [`rd`] is the machine of reliable datagrams;
+//! nothing drives it yet but the simulator. [`proof`] makes cookies, [`clock`] has the time.
 
 #![forbid(unsafe_code)]
 
+pub mod clock;
 pub mod datagram;
 pub mod framing;
 pub mod opening;
+pub mod proof;
+pub mod rd;
 pub mod rx;
 pub mod setup;
 pub mod tx;

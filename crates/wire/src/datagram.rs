@@ -290,7 +290,7 @@ impl<'a> Datagram<'a> {
 
 /// Writes the CRC of all bytes before it into the last four bytes of `datagram`, which must be longer than
 /// that.
-fn seal(datagram: &mut [u8]) {
+pub(crate) fn seal(datagram: &mut [u8]) {
     if let Some((covered, field)) = datagram.split_last_chunk_mut::<CRC_LEN>() {
         *field = crc::to_wire(crc::crc32c(covered));
     }

@@ -8,6 +8,7 @@
 //! | [`rdmap`] | control byte, opcode table, Read Request, atomics, immediate data | RFC 5040, RFC 7306 |
 //! | [`terminate`] | Terminate header, error codes of all layers | RFC 5040, 5041, 5044, 6581, 7306 |
 //! | [`datagram`] | UDP datagrams: extension header, Error Message, lookups | docs/datagram-iwarp.md |
+//! | [`rd`] | packets of reliable datagrams: header, first contact, chunks | docs/rd.md |
 //! | [`grh`] | the 40 bytes in front of a received datagram | docs/datagram-iwarp.md |
 //! | [`introduction`] | private data of a stream between queue pairs connected by number | this project |
 //! | [`text`] | one line of text for a frame or a segment | this project |
@@ -33,6 +34,7 @@ pub mod ddp;
 pub mod grh;
 pub mod introduction;
 pub mod mpa;
+pub mod rd;
 pub mod rdmap;
 pub mod terminate;
 pub mod text;

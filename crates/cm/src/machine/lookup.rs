@@ -16,12 +16,12 @@ use std::net::{IpAddr, SocketAddr};
 use std::time::{Duration, Instant};
 
 use uwarp_llp::udp::Route;
+use uwarp_proto::proof::Proof;
 use uwarp_rnic::qp::Now;
 use uwarp_rnic::trace::{self, Way};
 use uwarp_wire::datagram::Datagram;
 use uwarp_wire::datagram::lookup::{Reply, Request, Status};
 
-use super::proof::Proof;
 use super::{Action, ConnKey, Input, Machine, Transmit, Want, earlier, is_over};
 use crate::error::CmError;
 

@@ -49,6 +49,7 @@ use rustix::io::Errno;
 use uwarp_llp::carrier::Close;
 use uwarp_llp::udp::Route;
 use uwarp_proto::datagram;
+use uwarp_proto::proof::{self, Proof};
 use uwarp_proto::setup::{Depths, InitiatorConfig, Negotiated, RTR_STAG_TO, ResponderPolicy, Revision, Rtr};
 use uwarp_rnic::ah::port_of;
 use uwarp_rnic::qp::{Now, Psns};
@@ -67,7 +68,6 @@ use super::active::{self, Active};
 use super::budget::{Budget, Place};
 use super::handshake::{Event, Handshake};
 use super::listener::{self, Listener, MAX_BACKLOG};
-use super::proof::{self, Proof};
 use super::{
     Action, ConnKey, Ends, Input, Machine, Recipient, Space, StreamEvent, Transmit, Want, earlier, is_over,
     silence,

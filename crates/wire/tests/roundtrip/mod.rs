@@ -2,6 +2,8 @@
 //! except for bits that the RFCs reserve. `tests/arbitrary_bytes.rs` and the fuzz target `wire_parse` share
 //! this file.
 
+mod reliable;
+
 use uwarp_wire::datagram::error::ErrorMessage;
 use uwarp_wire::datagram::proof::Proof;
 use uwarp_wire::datagram::{Datagram, lookup};
@@ -18,6 +20,7 @@ pub fn check(bytes: &[u8]) {
     extension_header(bytes);
     grh_area(bytes);
     introduction(bytes);
+    reliable::check(bytes);
     for &byte in bytes.iter().take(4) {
         let control = rdmap::Control::parse(byte);
         assert_eq!(control.to_byte(), byte & 0xCF);

@@ -28,8 +28,9 @@
 //! Rejected: an `Instant` as argument, because nine of ten calls do not need the system call; a timer wheel
 //! for each process, because the engine has a list of timers already.
 
-use std::cell::Cell;
 use std::time::{Duration, Instant};
+
+pub use uwarp_proto::clock::Now;
 
 /// How long a Send that arrived may wait for its receive once the peer is gone: the program may be slow, but
 /// it must learn of the end.
@@ -49,35 +50,6 @@ pub(super) const STARVING: Duration = Duration::from_secs(5);
 pub(super) const MUTED: Duration = Duration::from_secs(1);
 /// How often the answers of the peer's system are checked while bytes are sent.
 pub(super) const LOOK_EVERY: Duration = Duration::from_secs(5);
-
-/// The current time. The clock is read when a deadline first needs it: most calls set none, and reading it
-/// costs 25 to 40 ns.
-#[derive(Debug, Default)]
-pub struct Now(Cell<Option<Instant>>);
-
-impl Now {
-    /// Read from the system's clock on first use.
-    pub const fn unread() -> Self {
-        Self(Cell::new(None))
-    }
-
-    /// A given time: the simulator's.
-    pub const fn at(now: Instant) -> Self {
-        Self(Cell::new(Some(now)))
-    }
-
-    /// The time; the same for each call.
-    pub fn get(&self) -> Instant {
-        self.0.get().unwrap_or_else(|| self.read())
-    }
-
-    #[cold]
-    fn read(&self) -> Instant {
-        let now = Instant::now();
-        self.0.set(Some(now));
-        now
-    }
-}
 
 /// A row of the table.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

@@ -8,11 +8,12 @@
 //!   UDP from (address, port) ─▶ make ─▶ back to (address, port) ─▶ request of the peer ─▶ made: when
 //! ```
 //!
-//! Two kinds of users:
+//! Three kinds of users:
 //! - Bring-up by number sends the time with the hash ([`Cookie`]), and a cookie counts only if it was made
 //!   after the queue pair's move: `made(..).is_some_and(|made| made > moved)`.
 //! - Lookups have room for the hash alone ([`Proof::make_short`]); its time is the start of the present
 //!   period of 64 seconds, or of the one before.
+//! - Reliable datagrams send the time with the hash, and want it younger than [`LIFE`] ([`crate::rd`]).
 //!
 //! The hash is SipHash-2-4, a pseudo-random function: without its key of 128 random bits nobody can make the
 //! hash of an address that he has not received at. A guess is right with a probability of 2⁻⁶⁴ (2⁻⁶³ in a
@@ -23,8 +24,9 @@ use std::net::{IpAddr, SocketAddr};
 use std::time::{Duration, Instant};
 
 use siphasher::sip::SipHasher24;
-use uwarp_rnic::qp::Now;
 use uwarp_wire::introduction::Cookie;
+
+use crate::clock::Now;
 
 /// A cookie is valid for this long. One without its time is valid for at least this long, and for at most
 /// twice as long.

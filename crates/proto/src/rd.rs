@@ -1,0 +1,74 @@
+//! Reliable datagrams (docs/rd.md): the machine of one process, without sockets, clock or randomness of its
+//! own.
+//!
+//! Messages go to any number of peers over one UDP port. For each peer there is one exchange, made with the
+//! first message and forgotten a minute after the last packet; queue pairs share it, and nothing is kept for
+//! a pair of queue pairs that has nothing in flight.
+//!
+//! ```text
+//!   post ──▶ ┌──────────────────────────── Rd ────────────────────────────┐
+//!            │ contact: Hello, Challenge, Open, dead tokens               │ ◀── handle_input ── datagram
+//!            │ exchange: ┌ outgoing ── numbers, repairs, failing in turn  │
+//!            │           │ recovery ── packets in flight, RTT             │ ──▶ poll_transmit ─ datagram
+//!            │           │ received ── ACK ranges                         │
+//!            │           └ incoming ── once, in order, held               │ ──▶ poll_action
+//!            └─────────────────▲──────────────────────┬───────────────────┘
+//!                              └──── on_placed ◀──────┴─ arrivals: segments to place
+//! ```
+//!
+//! Payload never passes through: what is sent is named by [`Payload`], and what arrives by [`Arrival`]. The
+//! owner moves the bytes. Only what must wait for its turn is copied, at most 256 KiB for an exchange.
+//!
+//! After each call of a verb, the owner does what [`Rd::poll_action`] says, sends what
+//! [`Rd::poll_transmit`] makes, and sets a timer to [`Rd::poll_timeout`].
+
+mod contact;
+mod exchange;
+mod incoming;
+mod message;
+mod outgoing;
+mod packet;
+mod range_set;
+mod received;
+mod recovery;
+mod rtt;
+
+use std::time::Duration;
+
+pub use contact::{PostError, Rd};
+pub use message::{
+    Action, Arrival, Bytes, Failure, MessageId, Outgoing, Payload, Placed, QpnPair, Route, Target, Ticket,
+};
+pub use packet::PacketBuf;
+
+/// What a process sets once.
+#[derive(Debug, Clone, Copy)]
+pub struct Config {
+    /// Bytes of the longest packet, as UDP payload: 1,472 over IPv4 on Ethernet, 1,452 over IPv6.
+    pub packet_len: usize,
+    /// Packets of that length in flight for each exchange.
+    // TODO(docs/rd.md section 8): the congestion response sets this, from 10 packets on.
+    pub window: u64,
+    /// What the peer is told that it may have in flight, in units of 4 KiB.
+    // TODO(docs/rd.md section 8): divided among peers by what the socket's memory takes.
+    pub credit: u16,
+    /// A peer that owes something and says nothing for this long is gone; at most 30 s.
+    pub patience: Duration,
+    /// Exchanges and dead tokens at most, and those of one address.
+    pub most_peers: usize,
+    /// Of one address.
+    pub most_peers_of_one: usize,
+}
+
+impl Default for Config {
+    fn default() -> Self {
+        Self {
+            packet_len: 1472,
+            window: 64,
+            credit: 64,
+            patience: Duration::from_secs(10),
+            most_peers: 65_536,
+            most_peers_of_one: 4096,
+        }
+    }
+}

@@ -1,0 +1,768 @@
+//! First contact, and the exchanges of a process (docs/rd.md section 4).
+//!
+//! | state of a peer | is here |
+//! |---|---|
+//! | none, with messages to send | never: a post makes an attempt or uses the exchange |
+//! | Asking | `attempt` is [`Attempt::Asking`] |
+//! | Opening | `attempt` is [`Attempt::Opening`], with its exchange |
+//! | Up, Resting | `exchange`; an attempt may be beside it, when the exchange has become too old |
+//! | gone | its token in `dead` |
+//!
+//! An entry is never removed early to make room: a late copy of its Open would deliver again.
+
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
+use std::hash::Hasher as _;
+use std::net::IpAddr;
+use std::time::{Duration, Instant};
+
+use siphasher::sip::SipHasher24;
+use smallvec::SmallVec;
+use uwarp_wire::introduction;
+use uwarp_wire::rd::contact::{Challenge, Cookie, Hello, Open};
+use uwarp_wire::rd::{Header, Kind, Packet, VERSION};
+
+use super::Config;
+use super::exchange::{Exchange, LIFE, Over, Phase, Role, Start};
+use super::message::{Action, Arrival, Failure, Outgoing, Placed, Route, Ticket};
+use super::packet::PacketBuf;
+use super::rtt::Rtt;
+use crate::clock::Now;
+use crate::proof::Proof;
+
+/// A cookie is good for this long. Far less than [`LIFE`], so that none outlives the entry that it has made;
+/// the 64 s of rdma_cm's cookies would not do.
+const COOKIE_LIFE: Duration = Duration::from_secs(16);
+/// Tokens that are kept of one peer besides its exchange's. With more, a new Open is refused.
+const DEAD_MOST: usize = 4;
+/// The first Hellos are this far apart.
+const HELLO_FIRST: Duration = Duration::from_millis(10);
+/// And the others double from here on,
+const HELLO_NEXT: Duration = Duration::from_millis(50);
+/// up to here.
+const HELLO_LONGEST: Duration = Duration::from_millis(500);
+/// Challenges in a second, and answers to packets without an exchange.
+const CHALLENGES: u32 = 1000;
+const UNKNOWNS: u32 = 100;
+/// Answers without state that wait to be sent.
+const ANSWERS_MOST: usize = 64;
+
+/// Why a message is not taken.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
+pub enum PostError {
+    /// The peer is this process itself. Its messages never leave it, and are no affair of this machine.
+    #[error("the peer is this process itself")]
+    Itself,
+    /// No room for one more peer.
+    #[error("no room for one more peer")]
+    TooManyPeers,
+    /// The process has left.
+    #[error("the process has left")]
+    Closed,
+}
+
+#[derive(Debug)]
+enum Attempt {
+    Asking { token: u64, hellos: u32, since: Instant, sent: Option<Instant> },
+    Opening(Box<Exchange>),
+}
+
+/// What is known of a peer.
+#[derive(Debug, Default)]
+struct Peer {
+    attempt: Option<Attempt>,
+    exchange: Option<Box<Exchange>>,
+    /// Tokens that no Open may use any more.
+    dead: SmallVec<[Dead; 1]>,
+    /// Messages that have no exchange yet, and since when.
+    waiting: VecDeque<(Ticket, Outgoing)>,
+    waiting_since: Option<Instant>,
+    /// Its entry in the list of timers.
+    timer: Option<Instant>,
+    is_queued: bool,
+}
+
+/// A token of an exchange that has ended early, or of an Open that was answered with Cross.
+#[derive(Debug, Clone, Copy)]
+struct Dead {
+    token: u64,
+    until: Instant,
+    /// Nothing of its Opens was delivered, so Cross may be repeated.
+    is_crossed: bool,
+}
+
+impl Peer {
+    fn is_empty(&self) -> bool {
+        self.attempt.is_none() && self.exchange.is_none() && self.dead.is_empty() && self.waiting.is_empty()
+    }
+
+    fn keep(&mut self, now: Instant, token: u64, is_crossed: bool) {
+        self.dead.push(Dead { token, until: now + LIFE, is_crossed });
+    }
+
+    /// The exchange ends before its time. A responder keeps the token.
+    fn end_exchange(&mut self, now: Instant, failure: Failure, actions: &mut Vec<Action>) {
+        let Some(mut exchange) = self.exchange.take() else { return };
+        let queued = exchange.end(failure, actions);
+        if exchange.is_responder() {
+            self.keep(now, exchange.start.peer_key, false);
+        }
+        if failure == Failure::Silent {
+            actions.extend(queued.into_iter().map(|(ticket, _)| failed(ticket, failure)));
+        } else {
+            self.put_back(now, queued);
+        }
+    }
+
+    /// Messages that were posted before those that wait.
+    fn put_back(&mut self, now: Instant, messages: Vec<(Ticket, Outgoing)>) {
+        messages.into_iter().rev().for_each(|message| self.waiting.push_front(message));
+        if !self.waiting.is_empty() {
+            self.waiting_since.get_or_insert(now);
+        }
+    }
+
+    fn fail_waiting(&mut self, failure: Failure, actions: &mut Vec<Action>) {
+        self.waiting_since = None;
+        actions.extend(self.waiting.drain(..).map(|(ticket, _)| failed(ticket, failure)));
+    }
+}
+
+fn failed(ticket: Ticket, failure: Failure) -> Action {
+    Action::Finished { ticket, outcome: Err(failure) }
+}
+
+/// So many in a second, and as many at once.
+#[derive(Debug)]
+struct Rate {
+    per_second: u32,
+    used: u32,
+    since: Instant,
+}
+
+impl Rate {
+    fn new(now: Instant, per_second: u32) -> Self {
+        Self { per_second, used: 0, since: now }
+    }
+
+    fn allows(&mut self, now: Instant) -> bool {
+        if now >= self.since + Duration::from_secs(1) {
+            (self.used, self.since) = (0, now);
+        }
+        let allowed = self.used < self.per_second;
+        self.used += u32::from(allowed);
+        allowed
+    }
+}
+
+/// The reliable datagrams of a process.
+#[derive(Debug)]
+pub struct Rd {
+    config: Config,
+    proof: Proof,
+    tokens: Tokens,
+    next_ticket: u64,
+    next_exchange: u64,
+    peers: BTreeMap<Route, Peer>,
+    of_address: BTreeMap<IpAddr, usize>,
+    timers: BTreeSet<(Instant, Route)>,
+    /// Peers that may have something to send.
+    sending: VecDeque<Route>,
+    answers: VecDeque<(Route, Vec<u8>)>,
+    actions: Vec<Action>,
+    /// Actions in `actions` that were given out.
+    given: usize,
+    challenges: Rate,
+    unknowns: Rate,
+    is_closed: bool,
+}
+
+/// Random numbers from a seed: a keyed hash of a count.
+struct Tokens {
+    key: SipHasher24,
+    count: u64,
+}
+
+/// Without the key.
+impl std::fmt::Debug for Tokens {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Tokens").field("count", &self.count).finish_non_exhaustive()
+    }
+}
+
+impl Tokens {
+    fn next(&mut self) -> u64 {
+        self.count += 1;
+        let mut hash = self.key;
+        hash.write_u64(self.count);
+        hash.finish()
+    }
+}
+
+impl Rd {
+    /// For a process that has just begun. `seed` is 32 random bytes that nobody else knows, others for each
+    /// process: cookies and tokens come from it.
+    pub fn new(now: &Now, config: Config, seed: &[u8; 32]) -> Self {
+        let (mut cookies, mut tokens) = ([0; 16], [0; 16]);
+        cookies.copy_from_slice(&seed[..16]);
+        tokens.copy_from_slice(&seed[16..]);
+        Self {
+            config,
+            proof: Proof::new(now, &cookies),
+            tokens: Tokens { key: SipHasher24::new_with_key(&tokens), count: 0 },
+            next_ticket: 1,
+            next_exchange: 1,
+            peers: BTreeMap::new(),
+            of_address: BTreeMap::new(),
+            timers: BTreeSet::new(),
+            sending: VecDeque::new(),
+            answers: VecDeque::new(),
+            actions: Vec::new(),
+            given: 0,
+            challenges: Rate::new(now.get(), CHALLENGES),
+            unknowns: Rate::new(now.get(), UNKNOWNS),
+            is_closed: false,
+        }
+    }
+
+    /// Posts a message. It ends with [`Action::Finished`], once.
+    pub fn post(&mut self, now: &Now, route: Route, message: Outgoing) -> Result<Ticket, PostError> {
+        if self.is_closed {
+            return Err(PostError::Closed);
+        }
+        if route.local == route.remote {
+            return Err(PostError::Itself);
+        }
+        if !self.peers.contains_key(&route) && !self.has_room(route.remote.ip()) {
+            return Err(PostError::TooManyPeers);
+        }
+        let ticket = Ticket(self.next_ticket);
+        self.next_ticket += 1;
+        let now = now.get();
+        let peer = self.peer(route);
+        peer.waiting.push_back((ticket, message));
+        peer.waiting_since.get_or_insert(now);
+        self.after(now, route);
+        Ok(ticket)
+    }
+
+    /// A datagram of this service has come. `local` of the route is where it came to, `remote` where it came
+    /// from. Adds the segments to place to `arrivals`; each must be answered by [`Self::on_placed`] before
+    /// the next call.
+    pub fn handle_input(&mut self, now: &Now, route: Route, datagram: &[u8], arrivals: &mut Vec<Arrival>) {
+        let Ok(packet) = Packet::parse(datagram) else { return };
+        let header = packet.header();
+        let is_for_us = header.source_port == route.remote.port()
+            && header.destination_port == route.local.port()
+            && route.local != route.remote;
+        if !is_for_us || self.is_closed || !packet.is_intact() {
+            return;
+        }
+        match header.kind {
+            Kind::Packet => self.on_packet(now, route, &packet, arrivals),
+            Kind::Hello => self.on_hello(now, route, &packet),
+            Kind::Challenge => self.on_challenge(now, route, &packet),
+            Kind::Open => self.on_open(now, route, &packet, arrivals),
+            Kind::Unknown => self.on_unknown(now, route, header.key),
+            Kind::Cross => self.on_cross(route, header.key),
+            Kind::Unassigned(_) => return,
+        }
+        self.after(now.get(), route);
+    }
+
+    /// The owner has placed a segment, or not. May add further ones to `arrivals`: what was held until now.
+    pub fn on_placed(&mut self, now: &Now, arrival: &Arrival, placed: Placed, arrivals: &mut Vec<Arrival>) {
+        let now = now.get();
+        let exchange = self.peers.get_mut(&arrival.route).and_then(|peer| peer.exchange.as_mut());
+        if let Some(exchange) = exchange.filter(|exchange| exchange.start.id == arrival.message.exchange) {
+            exchange.on_placed(now, arrival, placed, arrivals, &mut self.actions);
+            self.after(now, arrival.route);
+        }
+    }
+
+    /// What the owner must do next.
+    pub fn poll_action(&mut self) -> Option<Action> {
+        let action = self.actions.get(self.given).copied();
+        self.given += 1;
+        if action.is_none() {
+            self.actions.clear();
+            self.given = 0;
+        }
+        action
+    }
+
+    /// When [`Self::handle_timeout`] must be called.
+    pub fn poll_timeout(&self) -> Option<Instant> {
+        self.timers.first().map(|(at, _)| *at)
+    }
+
+    /// Does what is due.
+    pub fn handle_timeout(&mut self, now: &Now) {
+        let now = now.get();
+        while let Some((_, route)) = self.timers.first().copied().filter(|(at, _)| *at <= now) {
+            self.on_timer(now, route);
+            self.after(now, route);
+            // What is due at this very moment and stays so, as an acknowledgement to send, is not done here.
+            if self.timers.first().is_some_and(|(at, other)| *other == route && *at <= now) {
+                self.set_timer(route, Some(now + Duration::from_nanos(1)));
+            }
+        }
+    }
+
+    /// Makes the next packet, and says where it goes. `None`: there is nothing to send now.
+    pub fn poll_transmit(&mut self, now: &Now, out: &mut PacketBuf) -> Option<Route> {
+        if let Some((route, answer)) = self.answers.pop_front() {
+            out.put_sealed(&answer);
+            return Some(route);
+        }
+        let now = now.get();
+        while let Some(route) = self.sending.pop_front() {
+            if self.transmit(now, route, out).is_some() {
+                // The others come first next time.
+                self.sending.push_back(route);
+                self.reset_timer(now, route);
+                return Some(route);
+            }
+            if let Some(peer) = self.peers.get_mut(&route) {
+                peer.is_queued = false;
+            }
+            self.reset_timer(now, route);
+        }
+        None
+    }
+
+    /// The process leaves. Nothing is taken any more; [`Self::poll_transmit`] says so to each peer, twice.
+    /// The owner goes on until [`Self::is_closed`].
+    pub fn close(&mut self, now: &Now) {
+        self.is_closed = true;
+        let routes: Vec<Route> = self.peers.keys().copied().collect();
+        for route in routes {
+            let peer = self.peer(route);
+            (peer.attempt, peer.waiting_since) = (None, None);
+            peer.waiting.clear();
+            peer.dead.clear();
+            peer.exchange.iter_mut().for_each(|exchange| exchange.close());
+            self.after(now.get(), route);
+        }
+    }
+
+    /// Every peer has been told.
+    pub fn is_closed(&self) -> bool {
+        let mut exchanges = self.peers.values().filter_map(|peer| peer.exchange.as_ref());
+        self.is_closed && exchanges.all(|exchange| exchange.is_closed())
+    }
+
+    /// Peers of whom something is kept: an exchange, an attempt or a token.
+    pub fn peers(&self) -> usize {
+        self.peers.len()
+    }
+
+    /// Bytes of segments that wait for their turn.
+    pub fn held_bytes(&self) -> usize {
+        let exchanges = self.peers.values().filter_map(|peer| peer.exchange.as_ref());
+        exchanges.map(|exchange| exchange.held_bytes()).sum()
+    }
+
+    fn has_room(&self, address: IpAddr) -> bool {
+        let of_one = self.of_address.get(&address).copied().unwrap_or(0);
+        self.peers.len() < self.config.most_peers && of_one < self.config.most_peers_of_one
+    }
+
+    fn peer(&mut self, route: Route) -> &mut Peer {
+        let of_address = &mut self.of_address;
+        self.peers.entry(route).or_insert_with(|| {
+            *of_address.entry(route.remote.ip()).or_insert(0) += 1;
+            Peer::default()
+        })
+    }
+
+    // --- Packets.
+
+    fn on_hello(&mut self, now: &Now, route: Route, packet: &Packet<'_>) {
+        let Some(hello) = Hello::parse(packet.body()) else { return };
+        let has_place = self.answers.len() < ANSWERS_MOST;
+        if hello.highest == 0 || !has_place || !self.challenges.allows(now.get()) {
+            return;
+        }
+        let token = packet.header().key;
+        let made = self.proof.make(now, route.remote, &added(route, token));
+        let challenge = Challenge {
+            highest: VERSION,
+            home_port: route.local.port(),
+            features: 0,
+            cookie: Cookie { key: made.hash, made: made.made },
+            credit: self.config.credit,
+            largest: u16::try_from(self.config.packet_len).unwrap_or(u16::MAX),
+        };
+        let header = answer_header(route, Kind::Challenge, token);
+        self.answers.push_back((route, challenge.to_packet(&header).to_vec()));
+    }
+
+    fn on_challenge(&mut self, now: &Now, route: Route, packet: &Packet<'_>) {
+        let Ok(challenge) = Challenge::parse(packet.body()) else { return };
+        let Some(peer) = self.peers.get_mut(&route) else { return };
+        let Some(Attempt::Asking { token, hellos, sent, .. }) = peer.attempt else { return };
+        // TODO(docs/rd.md section 8): a peer whose home port is another one than the asked port, with CLAIM,
+        // comes with the driver, which has several ports.
+        if token != packet.header().key || challenge.home_port != route.remote.port() {
+            return;
+        }
+        if challenge.highest == 0 {
+            peer.attempt = None;
+            peer.fail_waiting(Failure::Incompatible, &mut self.actions);
+            return;
+        }
+        let now = now.get();
+        let version = challenge.highest.min(VERSION);
+        let mut rtt = Rtt::new();
+        // With several Hellos it is not known which one this answers (RFC 6298 section 3).
+        if let (1, Some(sent)) = (hellos, sent) {
+            rtt.update(now.saturating_duration_since(sent), Duration::ZERO);
+        }
+        let open = Open {
+            token,
+            made: challenge.cookie.made,
+            asked_port: route.remote.port(),
+            version,
+            features: 0,
+        };
+        let start = Start {
+            id: self.next_exchange,
+            route,
+            own_key: token,
+            peer_key: challenge.cookie.key,
+            version,
+            largest: usize::from(challenge.largest).max(LEAST_PACKET),
+            role: Role::Initiator(open),
+        };
+        self.next_exchange += 1;
+        peer.attempt = Some(Attempt::Opening(Box::new(Exchange::new(now, start, rtt))));
+    }
+
+    fn on_packet(&mut self, now: &Now, route: Route, packet: &Packet<'_>, arrivals: &mut Vec<Arrival>) {
+        let header = packet.header();
+        let now = now.get();
+        let peer = self.peers.get_mut(&route);
+        let Some(peer) = peer.filter(|peer| {
+            let own_key = |exchange: &Exchange| exchange.start.own_key == header.key;
+            let opening = matches!(&peer.attempt, Some(Attempt::Opening(opening)) if own_key(opening));
+            opening || peer.exchange.as_ref().is_some_and(|exchange| own_key(exchange))
+        }) else {
+            self.answer_unknown(now, route, header.key);
+            return;
+        };
+        if let Some(Attempt::Opening(opening)) = &mut peer.attempt
+            && opening.start.own_key == header.key
+        {
+            opening.phase = Phase::Up;
+            peer.end_exchange(now, Failure::Restarted, &mut self.actions);
+            if let Some(Attempt::Opening(opening)) = peer.attempt.take() {
+                peer.exchange = Some(opening);
+            }
+        }
+        let Some(exchange) = &mut peer.exchange else { return };
+        let body = packet.body();
+        let over = exchange.handle_input(now, header, body, Header::LEN, arrivals, &mut self.actions);
+        if let Some(Over::Failed(failure)) = over {
+            arrivals.clear();
+            peer.end_exchange(now, failure, &mut self.actions);
+        }
+    }
+
+    fn answer_unknown(&mut self, now: Instant, route: Route, key: u64) {
+        if self.answers.len() < ANSWERS_MOST && self.unknowns.allows(now) {
+            let answer = answer_header(route, Kind::Unknown, key).to_packet();
+            self.answers.push_back((route, answer.to_vec()));
+        }
+    }
+
+    fn on_open(&mut self, now: &Now, route: Route, packet: &Packet<'_>, arrivals: &mut Vec<Arrival>) {
+        let Ok(open) = Open::parse(packet.body()) else { return };
+        let header = packet.header();
+        let chunks = packet.body().get(Open::LEN..).unwrap_or(&[]);
+        let at = Header::LEN + Open::LEN;
+        let is_possible = open.asked_port == route.local.port()
+            && (1..=VERSION).contains(&open.version)
+            && open.version == header.version
+            && open.features == 0;
+        if !is_possible {
+            return;
+        }
+        let known = self.peers.get(&route);
+        let own = known.and_then(|peer| peer.exchange.as_ref());
+        let is_ours = own.is_some_and(|exchange| {
+            let start = &exchange.start;
+            exchange.is_responder() && start.own_key == header.key && start.peer_key == open.token
+        });
+        if !is_ours && !self.accept(now, route, header, &open) {
+            return;
+        }
+        let now = now.get();
+        let Some(peer) = self.peers.get_mut(&route) else { return };
+        let Some(exchange) = &mut peer.exchange else { return };
+        let over = exchange.handle_input(now, header, chunks, at, arrivals, &mut self.actions);
+        if let Some(Over::Failed(failure)) = over {
+            arrivals.clear();
+            peer.end_exchange(now, failure, &mut self.actions);
+        }
+    }
+
+    /// Makes an exchange for an Open, if that may be.
+    fn accept(&mut self, now: &Now, route: Route, header: &Header, open: &Open) -> bool {
+        let cookie = introduction::Cookie { made: open.made, hash: header.key };
+        let made = self.proof.made(now, route.remote, &added(route, open.token), cookie);
+        let now_at = now.get();
+        let is_right = made.is_some_and(|made| now_at.saturating_duration_since(made) <= COOKIE_LIFE);
+        let has_room = self.peers.contains_key(&route) || self.has_room(route.remote.ip());
+        // Nothing that a forger sends goes beyond this line.
+        if !is_right || !has_room {
+            return false;
+        }
+        let own_is_larger = route.local > route.remote;
+        let id = self.next_exchange;
+        let peer = self.peer(route);
+        peer.dead.retain(|dead| dead.until > now_at);
+        if let Some(dead) = peer.dead.iter().find(|dead| dead.token == open.token) {
+            // The first Cross may be lost.
+            if dead.is_crossed {
+                self.answer_cross(route, open.token);
+            }
+            return false;
+        }
+        if peer.dead.len() + usize::from(peer.exchange.is_some()) > DEAD_MOST {
+            return false;
+        }
+        // A late Open of an attempt before the present exchange.
+        if let Some(Role::Responder { made }) = peer.exchange.as_ref().map(|exchange| exchange.start.role)
+            && open.made < made
+        {
+            return false;
+        }
+        if let Some(Attempt::Opening(opening)) = &mut peer.attempt {
+            if own_is_larger {
+                // Its token is dead from now on, so this is a last word.
+                if peer.dead.len() < DEAD_MOST {
+                    peer.keep(now_at, open.token, true);
+                    self.answer_cross(route, open.token);
+                }
+                return false;
+            }
+            if !opening.is_crossed {
+                return false;
+            }
+            let ignored = opening.take_all();
+            peer.put_back(now_at, ignored);
+        }
+        peer.attempt = None;
+        let start = Start {
+            id,
+            route,
+            own_key: header.key,
+            peer_key: open.token,
+            version: open.version,
+            largest: LARGEST_PACKET,
+            role: Role::Responder { made: open.made },
+        };
+        let exchange = Box::new(Exchange::new(now_at, start, Rtt::new()));
+        self.next_exchange += 1;
+        if let Some(peer) = self.peers.get_mut(&route) {
+            peer.end_exchange(now_at, Failure::Restarted, &mut self.actions);
+            peer.exchange = Some(exchange);
+        }
+        true
+    }
+
+    /// Only to an Open with a right cookie, so it is as rare as the peer's Opens.
+    fn answer_cross(&mut self, route: Route, token: u64) {
+        let cross = answer_header(route, Kind::Cross, token).to_packet();
+        self.answers.push_back((route, cross.to_vec()));
+    }
+
+    fn on_unknown(&mut self, now: &Now, route: Route, key: u64) {
+        let Some(peer) = self.peers.get_mut(&route) else { return };
+        let exchange = peer.exchange.as_mut().filter(|exchange| exchange.start.peer_key == key);
+        if exchange.is_some_and(|exchange| exchange.on_unknown(now.get())) {
+            peer.end_exchange(now.get(), Failure::Restarted, &mut self.actions);
+        }
+    }
+
+    fn on_cross(&mut self, route: Route, key: u64) {
+        let peer = self.peers.get_mut(&route).filter(|_| route.local < route.remote);
+        if let Some(Attempt::Opening(opening)) = peer.and_then(|peer| peer.attempt.as_mut())
+            && opening.start.own_key == key
+        {
+            opening.is_crossed = true;
+        }
+    }
+
+    // --- Time.
+
+    fn on_timer(&mut self, now: Instant, route: Route) {
+        let Some(peer) = self.peers.get_mut(&route) else { return };
+        peer.dead.retain(|dead| dead.until > now);
+        let mut is_over =
+            |exchange: &mut Box<Exchange>| exchange.handle_timeout(now, &self.config, &mut self.actions);
+        let over = peer.exchange.as_mut().and_then(&mut is_over);
+        let failed = match &mut peer.attempt {
+            Some(Attempt::Opening(opening)) => is_over(opening),
+            _ => None,
+        };
+        if failed.is_some()
+            && let Some(Attempt::Opening(mut opening)) = peer.attempt.take()
+        {
+            let queued = opening.end(Failure::Silent, &mut self.actions);
+            self.actions.extend(queued.into_iter().map(|(ticket, _)| failed_silently(ticket)));
+            peer.fail_waiting(Failure::Silent, &mut self.actions);
+        }
+        match over {
+            Some(Over::Failed(failure)) => peer.end_exchange(now, failure, &mut self.actions),
+            // Old enough: no copy of its Open can be accepted any more.
+            Some(Over::Forgotten) => peer.exchange = None,
+            None => {}
+        }
+        if peer.waiting_since.is_some_and(|since| since + self.config.patience <= now) {
+            if matches!(peer.attempt, Some(Attempt::Asking { .. })) {
+                peer.attempt = None;
+            }
+            peer.fail_waiting(Failure::Silent, &mut self.actions);
+        }
+    }
+
+    /// After anything that concerns a peer: messages go where they can, timer and queue are true again.
+    fn after(&mut self, now: Instant, route: Route) {
+        let Some(peer) = self.peers.get_mut(&route) else { return };
+        if !peer.waiting.is_empty() {
+            let exchange = match (&mut peer.attempt, &mut peer.exchange) {
+                (Some(Attempt::Opening(opening)), _) if !opening.is_crossed => Some(opening),
+                (Some(_), _) => None,
+                (None, Some(exchange)) if exchange.takes_messages(now) => Some(exchange),
+                (None, Some(exchange)) if exchange.may_wake(now) => {
+                    exchange.ping(now);
+                    None
+                }
+                (None, _) => {
+                    let token = self.tokens.next();
+                    peer.attempt = Some(Attempt::Asking { token, hellos: 0, since: now, sent: None });
+                    None
+                }
+            };
+            if let Some(exchange) = exchange {
+                peer.waiting_since = None;
+                peer.waiting.drain(..).for_each(|(ticket, message)| exchange.post(now, ticket, message));
+            }
+        } else if matches!(peer.attempt, Some(Attempt::Asking { .. })) {
+            peer.attempt = None;
+        }
+        if peer.is_empty() {
+            self.forget(route);
+            return;
+        }
+        if !std::mem::replace(&mut peer.is_queued, true) {
+            self.sending.push_back(route);
+        }
+        self.reset_timer(now, route);
+    }
+
+    fn forget(&mut self, route: Route) {
+        self.set_timer(route, None);
+        if self.peers.remove(&route).is_some_and(|peer| peer.is_queued) {
+            self.sending.retain(|other| *other != route);
+        }
+        if let Some(count) = self.of_address.get_mut(&route.remote.ip()) {
+            *count -= 1;
+            if *count == 0 {
+                self.of_address.remove(&route.remote.ip());
+            }
+        }
+    }
+
+    fn reset_timer(&mut self, now: Instant, route: Route) {
+        let Some(peer) = self.peers.get(&route) else { return };
+        let opening = match &peer.attempt {
+            Some(Attempt::Opening(opening)) => Some(opening.timeout(&self.config)),
+            Some(asking) => hello_at(asking),
+            None => None,
+        };
+        let others = [
+            opening,
+            peer.exchange.as_ref().map(|exchange| exchange.timeout(&self.config)),
+            peer.waiting_since.map(|since| since + self.config.patience),
+            peer.dead.iter().map(|dead| dead.until).min(),
+        ];
+        let timer = others.into_iter().flatten().min().map(|at| at.max(now));
+        self.set_timer(route, timer);
+    }
+
+    fn set_timer(&mut self, route: Route, timer: Option<Instant>) {
+        let Some(peer) = self.peers.get_mut(&route) else { return };
+        if peer.timer != timer {
+            peer.timer.iter().for_each(|old| {
+                self.timers.remove(&(*old, route));
+            });
+            self.timers.extend(timer.map(|at| (at, route)));
+            peer.timer = timer;
+        }
+    }
+
+    // --- Output.
+
+    fn transmit(&mut self, now: Instant, route: Route, out: &mut PacketBuf) -> Option<()> {
+        let peer = self.peers.get_mut(&route)?;
+        if let Some(exchange) = &mut peer.exchange
+            && let Some(sent) = exchange.poll_transmit(now, &self.config, out)
+        {
+            return Some(sent);
+        }
+        let attempt = peer.attempt.as_mut()?;
+        let is_due = hello_at(attempt).is_some_and(|at| at <= now);
+        match attempt {
+            Attempt::Opening(opening) => opening.poll_transmit(now, &self.config, out),
+            Attempt::Asking { token, hellos, sent, .. } if is_due => {
+                (*hellos, *sent) = (*hellos + 1, Some(now));
+                let header = answer_header(route, Kind::Hello, *token);
+                out.put_sealed(&Hello { highest: VERSION, features: 0 }.to_packet(&header));
+                Some(())
+            }
+            Attempt::Asking { .. } => None,
+        }
+    }
+}
+
+/// The shortest packet length that is ever used: IPv6's least MTU without its headers.
+const LEAST_PACKET: usize = 1232;
+/// An initiator does not say what it takes.
+// TODO(docs/rd.md section 8): the path MTU is found by probes.
+const LARGEST_PACKET: usize = 1472;
+
+fn failed_silently(ticket: Ticket) -> Action {
+    failed(ticket, Failure::Silent)
+}
+
+/// When the next Hello is due. `None`: the attempt asks no more.
+fn hello_at(attempt: &Attempt) -> Option<Instant> {
+    let Attempt::Asking { hellos, since, sent, .. } = attempt else { return None };
+    let Some(sent) = sent else { return Some(*since) };
+    let pause = match hellos.checked_sub(4) {
+        None => HELLO_FIRST,
+        Some(doublings) => (HELLO_NEXT * (1 << doublings.min(8))).min(HELLO_LONGEST),
+    };
+    Some(*sent + pause)
+}
+
+fn answer_header(route: Route, kind: Kind, key: u64) -> Header {
+    Header {
+        version: VERSION,
+        kind,
+        source_port: route.local.port(),
+        destination_port: route.remote.port(),
+        key,
+        number: 0,
+    }
+}
+
+/// What a cookie is bound to, besides the initiator's address and port.
+fn added(route: Route, token: u64) -> [u8; 10] {
+    let mut added = [0; 10];
+    added[..8].copy_from_slice(&token.to_be_bytes());
+    added[8..].copy_from_slice(&route.local.port().to_be_bytes());
+    added
+}

@@ -1,0 +1,648 @@
+//! An exchange: what two processes keep for each other once both have shown their addresses.
+
+use std::time::{Duration, Instant};
+
+use uwarp_wire::rd::ack::{Ack, MAX_RANGES, TIME_UNIT_US};
+use uwarp_wire::rd::chunk::{Chunk, Close, Verdict, chunks};
+use uwarp_wire::rd::contact::Open;
+use uwarp_wire::rd::{Header, Kind, expand, low};
+
+use super::Config;
+use super::incoming::{IncomingMessages, Taken};
+use super::message::{Action, Arrival, Failure, Outgoing, Payload, Placed, Route, Ticket};
+use super::outgoing::{Finished, OutgoingMessages};
+use super::packet::PacketBuf;
+use super::received::{self, PACKET_RANGES, Received};
+use super::recovery::{Content, Contents, News, Recovery};
+use super::rtt::Rtt;
+
+/// Without a packet for this long, an exchange rests.
+const REST: Duration = Duration::from_secs(30);
+/// After this time a new contact begins, because the peer may forget the exchange soon.
+const TOO_OLD: Duration = Duration::from_secs(32);
+/// An exchange, or its token, lives at least this long (docs/rd.md section 4, rule 3).
+pub(super) const LIFE: Duration = Duration::from_secs(60);
+/// An Open may be repeated for this long; then its cookie is too old.
+const OPENING: Duration = Duration::from_secs(15);
+/// Packets in flight at first (RFC 6928).
+const FIRST_WINDOW: u64 = 10;
+/// Answers "unknown" to probes that end an exchange.
+const UNKNOWNS: u32 = 3;
+/// Between the two CLOSE of a process that leaves.
+const CLOSE_PAUSE: Duration = Duration::from_millis(1);
+
+/// How far an exchange has come.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Phase {
+    /// The peer has not answered the Open yet.
+    Opening,
+    Up,
+    /// Nothing was sent or received for some time, or the peer leaves.
+    Resting,
+}
+
+/// What begins an exchange.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Start {
+    pub(super) id: u64,
+    pub(super) route: Route,
+    /// By which this process knows it, and the peer.
+    pub(super) own_key: u64,
+    pub(super) peer_key: u64,
+    /// The RD version of its packets.
+    pub(super) version: u8,
+    /// The longest packet that the peer takes.
+    pub(super) largest: usize,
+    /// In the initiator, what an Open says; in the responder, when the cookie was made.
+    pub(super) role: Role,
+}
+
+#[derive(Debug, Clone, Copy)]
+pub(super) enum Role {
+    Initiator(Open),
+    Responder {
+        /// By the clock of the cookies.
+        made: u64,
+    },
+}
+
+/// Why an exchange is over.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Over {
+    /// Messages that are under way fail for this reason. What is queued may go to a new exchange.
+    Failed(Failure),
+    /// It is too old.
+    Forgotten,
+}
+
+/// What the chunks of a packet come to.
+#[derive(Debug, Default)]
+struct Heard {
+    /// It must be acknowledged, and at once.
+    eliciting: bool,
+    at_once: bool,
+    /// There was no room for a part of it: it must come again.
+    is_dropped: bool,
+    over: Option<Over>,
+}
+
+/// One exchange.
+#[derive(Debug)]
+pub(super) struct Exchange {
+    pub(super) start: Start,
+    pub(super) phase: Phase,
+    /// The peer has said that it ignored the Opens.
+    pub(super) is_crossed: bool,
+    born: Instant,
+    last_heard: Instant,
+    /// The last packet in either direction that keeps the exchange alive.
+    last_used: Instant,
+    /// Since when the peer owes something.
+    waiting_since: Option<Instant>,
+    recovery: Recovery,
+    received: Received,
+    outgoing: OutgoingMessages,
+    incoming: IncomingMessages,
+    /// Probes to send now, and whether without data.
+    probes: u8,
+    is_bare: bool,
+    /// PINGs since the last news of a message.
+    pings: u32,
+    /// Answers "unknown" in a row: the first, and those to the probes after it. When the last one counted, or
+    /// the probe after it was sent.
+    unknowns: u32,
+    unknown_at: Instant,
+    has_probed: bool,
+    /// CLOSE to send yet, and when.
+    closes: u8,
+    close_at: Option<Instant>,
+}
+
+impl Exchange {
+    pub(super) fn new(now: Instant, start: Start, rtt: Rtt) -> Self {
+        let phase = match start.role {
+            Role::Initiator(_) => Phase::Opening,
+            Role::Responder { .. } => Phase::Up,
+        };
+        Self {
+            start,
+            phase,
+            is_crossed: false,
+            born: now,
+            last_heard: now,
+            last_used: now,
+            waiting_since: None,
+            recovery: Recovery::new(rtt),
+            received: Received::default(),
+            outgoing: OutgoingMessages::new(),
+            incoming: IncomingMessages::new(start.id),
+            probes: 0,
+            is_bare: false,
+            pings: 0,
+            unknowns: 0,
+            unknown_at: now,
+            has_probed: false,
+            closes: 0,
+            close_at: None,
+        }
+    }
+
+    pub(super) fn is_responder(&self) -> bool {
+        matches!(self.start.role, Role::Responder { .. })
+    }
+
+    /// Whether a new message may go into it.
+    pub(super) fn takes_messages(&self, now: Instant) -> bool {
+        match self.phase {
+            Phase::Opening => true,
+            Phase::Up => now < self.last_used + TOO_OLD || self.outgoing.has_begun(),
+            Phase::Resting => false,
+        }
+    }
+
+    /// Whether an answer to a PING would make it take messages again.
+    pub(super) fn may_wake(&self, now: Instant) -> bool {
+        self.phase == Phase::Resting && now < self.last_used + TOO_OLD
+    }
+
+    /// Asks the peer whether it still knows the exchange.
+    pub(super) fn ping(&mut self, now: Instant) {
+        if !self.recovery.is_waiting() && self.probes == 0 {
+            self.probes = 1;
+            self.waiting_since.get_or_insert(now);
+        }
+    }
+
+    pub(super) fn post(&mut self, now: Instant, ticket: Ticket, message: Outgoing) {
+        self.outgoing.post(ticket, message);
+        self.waiting_since.get_or_insert(now);
+    }
+
+    pub(super) fn held_bytes(&self) -> usize {
+        self.incoming.held_bytes()
+    }
+
+    // --- Input.
+
+    /// A packet with the right key. Its chunks are `body`, which begins at `at` in the datagram. `Some`: the
+    /// exchange is over.
+    pub(super) fn handle_input(
+        &mut self,
+        now: Instant,
+        header: &Header,
+        body: &[u8],
+        at: usize,
+        arrivals: &mut Vec<Arrival>,
+        actions: &mut Vec<Action>,
+    ) -> Option<Over> {
+        let number = expand(header.number, self.received.largest());
+        // All or nothing, so that no half of a damaged or hostile packet takes effect.
+        if number == 0 || header.version != self.start.version || chunks(body).any(|chunk| chunk.is_err()) {
+            return None;
+        }
+        (self.last_heard, self.last_used) = (now, now);
+        self.unknowns = 0;
+        if self.phase == Phase::Resting {
+            self.phase = Phase::Up;
+        }
+        if self.received.contains(number) {
+            self.received.on_copy(now);
+            return None;
+        }
+        let mut heard = Heard::default();
+        let mut all = chunks(body);
+        while let Some(Ok(chunk)) = all.next() {
+            let end = at + body.len() - all.remaining();
+            match chunk {
+                Chunk::Ack(ack) => self.on_ack(now, &ack, actions)?,
+                Chunk::Segment(segment) => {
+                    heard.eliciting = true;
+                    heard.at_once |= segment.head.acknowledge;
+                    let (route, payload_at) = (self.start.route, end - segment.payload.len());
+                    let taken = self.incoming.on_segment(now, route, number, &segment, payload_at, arrivals);
+                    heard.is_dropped |= taken == Taken::No;
+                }
+                Chunk::Abandon(abandon) => {
+                    heard.eliciting = true;
+                    let (route, messages) = (self.start.route, abandon.messages());
+                    let taken = self.incoming.on_abandon(now, route, messages, arrivals, actions);
+                    heard.is_dropped |= taken == Taken::No;
+                }
+                other => self.on_other(now, &other, &mut heard, actions),
+            }
+        }
+        if heard.is_dropped {
+            // The sender must hear that its peer lives, and what did arrive.
+            self.received.hurry(now);
+        } else {
+            self.received.on_packet(now, number, body.len(), heard.eliciting, heard.at_once);
+        }
+        if std::mem::take(&mut self.incoming.has_news) {
+            self.received.hurry(now);
+        }
+        self.note_waiting(now);
+        heard.over
+    }
+
+    /// `None`: the peer lies, and the packet is dropped.
+    fn on_ack(&mut self, now: Instant, ack: &Ack<'_>, actions: &mut Vec<Action>) -> Option<()> {
+        let next = self.outgoing.next_number();
+        let largest = expand(ack.head.largest, self.recovery.next_number());
+        let floor = Some(expand(ack.head.floor, next)).filter(|floor| *floor <= next)?;
+        let ranges = received::packets(largest, ack.packets())?;
+        let delay = Duration::from_micros(u64::from(ack.head.delay) * TIME_UNIT_US);
+        let mut news = News::default();
+        self.recovery.on_ack(now, &ranges, delay, &mut news).ok()?;
+        self.on_news(&news);
+        let mut finished = Finished::new();
+        let mut is_news = self.outgoing.on_floor(floor, &mut finished);
+        let mut at = floor;
+        for range in ack.messages() {
+            let start = at + u64::from(range.gap);
+            at = start + u64::from(range.length);
+            for number in start..at.min(next) {
+                is_news |= self.outgoing.on_ended(number, &mut finished);
+            }
+        }
+        if is_news {
+            self.pings = 0;
+            self.outgoing.fail_in_turn(&mut finished);
+        }
+        self.on_groups(&news);
+        report(finished, actions);
+        Some(())
+    }
+
+    fn on_other(&mut self, now: Instant, chunk: &Chunk<'_>, heard: &mut Heard, actions: &mut Vec<Action>) {
+        match *chunk {
+            Chunk::Pad(_) | Chunk::Unknown(_) => return,
+            Chunk::Verdict(Verdict { message, reason, timer, detail }) => {
+                let message = expand(message, self.outgoing.next_number());
+                let packet = expand16(detail, self.recovery.next_number());
+                self.outgoing.on_verdict(now, message, reason, timer, packet);
+                let mut finished = Finished::new();
+                self.outgoing.fail_in_turn(&mut finished);
+                report(finished, actions);
+            }
+            Chunk::Ready(ready) => self.outgoing.on_ready(ready.qpn),
+            Chunk::Ping => heard.at_once = true,
+            Chunk::Close(close) => {
+                let next = self.outgoing.next_number();
+                let mut finished = Finished::new();
+                self.outgoing.on_floor(expand(close.floor, next).min(next), &mut finished);
+                report(finished, actions);
+                heard.over = Some(Over::Failed(Failure::Restarted));
+            }
+            // TODO(docs/rd.md section 8): streams and further ports come with the carrier and the driver. A
+            // peer uses them only with a feature bit that this version does not offer.
+            _ => {}
+        }
+        heard.eliciting = true;
+    }
+
+    fn on_news(&mut self, news: &News) {
+        for content in &news.acknowledged {
+            match *content {
+                Content::Segment { message, attempt, start, end } => {
+                    self.outgoing.on_acknowledged(message, attempt, start, end);
+                }
+                Content::Verdict { message, packet } => self.incoming.on_verdict_arrived(message, packet),
+                Content::Ack { largest } => self.received.on_ack_arrived(largest),
+                Content::Abandon { .. } => {}
+            }
+        }
+        for content in &news.lost {
+            self.repair(content);
+        }
+    }
+
+    /// What is not confirmed of a group that has arrived goes again.
+    fn on_groups(&mut self, news: &News) {
+        for content in &news.acknowledged {
+            if let Content::Abandon { group } = content {
+                self.outgoing.on_abandon_due(*group);
+            }
+        }
+    }
+
+    fn repair(&mut self, content: &Content) {
+        match *content {
+            Content::Segment { message, attempt, start, end } => {
+                self.outgoing.on_lost(message, attempt, start, end);
+            }
+            Content::Abandon { group } => self.outgoing.on_abandon_due(group),
+            // They go with every ACK.
+            Content::Verdict { .. } | Content::Ack { .. } => {}
+        }
+    }
+
+    /// The owner has placed a segment, or not.
+    pub(super) fn on_placed(
+        &mut self,
+        now: Instant,
+        arrival: &Arrival,
+        placed: Placed,
+        arrivals: &mut Vec<Arrival>,
+        actions: &mut Vec<Action>,
+    ) {
+        self.incoming.on_placed(now, arrival, placed, arrivals, actions);
+        if std::mem::take(&mut self.incoming.has_news) {
+            self.received.hurry(now);
+        }
+    }
+
+    /// The peer's process does not know the key. Returns whether the exchange is over.
+    pub(super) fn on_unknown(&mut self, now: Instant) -> bool {
+        if self.phase == Phase::Resting {
+            return true;
+        }
+        if self.unknowns == 0 || self.has_probed {
+            self.unknowns += 1;
+            (self.unknown_at, self.has_probed) = (now, false);
+            self.waiting_since.get_or_insert(now);
+        }
+        self.unknowns > UNKNOWNS
+    }
+
+    // --- Time.
+
+    /// When [`Self::handle_timeout`] or [`Self::poll_transmit`] has something to do.
+    pub(super) fn timeout(&self, config: &Config) -> Instant {
+        if self.closes > 0 {
+            return self.close_at.unwrap_or(self.last_used);
+        }
+        let life = match self.phase {
+            Phase::Opening => self.born + OPENING,
+            Phase::Up => self.last_used + REST,
+            Phase::Resting => (self.last_used + LIFE).max(self.born + LIFE),
+        };
+        let others = [
+            self.recovery.timeout(),
+            self.received.due(),
+            self.outgoing.timeout(),
+            self.incoming.timeout(),
+            self.ping_at(),
+            self.patience(config),
+            self.unknown_probe_at(),
+        ];
+        others.into_iter().flatten().fold(life, Instant::min)
+    }
+
+    /// All packets are acknowledged, and a message has not ended.
+    fn ping_at(&self) -> Option<Instant> {
+        let is_idle = !self.recovery.is_waiting() && !self.outgoing.is_sendable() && self.probes == 0;
+        let is_waiting = is_idle && self.outgoing.awaits_news() && self.outgoing.next_abandon().is_none();
+        let last = self.recovery.last_eliciting().filter(|_| is_waiting)?;
+        Some(last + self.recovery.rtt.probe_delay(self.pings))
+    }
+
+    fn patience(&self, config: &Config) -> Option<Instant> {
+        self.waiting_since.map(|since| since.max(self.last_heard) + config.patience)
+    }
+
+    fn unknown_probe_at(&self) -> Option<Instant> {
+        let pause = self.recovery.rtt.probe_delay(0);
+        (self.unknowns > 0 && !self.has_probed).then(|| self.unknown_at + pause)
+    }
+
+    /// Keeps `waiting_since` true.
+    fn note_waiting(&mut self, now: Instant) {
+        let owes = !self.outgoing.is_empty() || self.recovery.is_waiting() || self.probes > 0;
+        if !owes {
+            self.waiting_since = None;
+        } else if self.waiting_since.is_none() {
+            self.waiting_since = Some(now);
+        }
+    }
+
+    /// Does what is due. `Some`: the exchange is over.
+    pub(super) fn handle_timeout(
+        &mut self,
+        now: Instant,
+        config: &Config,
+        actions: &mut Vec<Action>,
+    ) -> Option<Over> {
+        if self.closes > 0 {
+            return None;
+        }
+        if self.patience(config).is_some_and(|at| at <= now) {
+            return Some(Over::Failed(Failure::Silent));
+        }
+        match self.phase {
+            Phase::Opening if self.born + OPENING <= now => return Some(Over::Failed(Failure::Silent)),
+            Phase::Up if self.last_used + REST <= now && self.waiting_since.is_none() => {
+                self.phase = Phase::Resting;
+            }
+            Phase::Resting if now >= (self.last_used + LIFE).max(self.born + LIFE) => {
+                return Some(Over::Forgotten);
+            }
+            _ => {}
+        }
+        let mut news = News::default();
+        if self.recovery.on_timeout(now, &mut news) {
+            self.probes = 1;
+            // Each second probe is a PING: it is always taken, and so its acknowledgement shows what is lost.
+            self.is_bare = self.recovery.probes().is_multiple_of(2);
+            if !self.is_bare {
+                let oldest: Contents = self.recovery.oldest().collect();
+                oldest.iter().for_each(|content| self.repair(content));
+            }
+        }
+        self.on_news(&news);
+        self.outgoing.on_timeout(now);
+        self.incoming.on_timeout(now, actions);
+        if std::mem::take(&mut self.incoming.has_news) {
+            self.received.hurry(now);
+        }
+        if self.ping_at().is_some_and(|at| at <= now) {
+            self.probes = 1;
+            self.pings = self.pings.saturating_add(1);
+        }
+        if self.unknown_probe_at().is_some_and(|at| at <= now) {
+            self.probes = 1;
+            (self.unknown_at, self.has_probed) = (now, true);
+        }
+        None
+    }
+
+    /// The exchange ends. Returns what was queued and may go to another one.
+    pub(super) fn end(&mut self, failure: Failure, actions: &mut Vec<Action>) -> Vec<(Ticket, Outgoing)> {
+        let mut finished = Finished::new();
+        let queued = self.outgoing.end(failure, &mut finished);
+        report(finished, actions);
+        self.incoming.give_everything_back(actions);
+        queued
+    }
+
+    /// All messages, those in Opens too: the peer has ignored them in words.
+    pub(super) fn take_all(&mut self) -> Vec<(Ticket, Outgoing)> {
+        self.outgoing.take_all()
+    }
+
+    /// The process leaves: says so twice.
+    pub(super) fn close(&mut self) {
+        if self.phase != Phase::Opening {
+            (self.closes, self.close_at) = (2, None);
+        }
+    }
+
+    /// Nothing more is to be said.
+    pub(super) fn is_closed(&self) -> bool {
+        self.closes == 0
+    }
+
+    // --- Output.
+
+    /// Makes the next packet. `None`: there is nothing to send now.
+    pub(super) fn poll_transmit(&mut self, now: Instant, config: &Config, out: &mut PacketBuf) -> Option<()> {
+        if self.closes > 0 {
+            return self.transmit_close(now, out);
+        }
+        if self.phase == Phase::Opening && self.is_crossed {
+            self.probes = 0;
+            return None;
+        }
+        let ack_is_due = self.received.due().is_some_and(|due| due <= now);
+        let window = if self.phase == Phase::Opening { FIRST_WINDOW } else { config.window };
+        let longest = config.packet_len.min(self.start.largest);
+        let is_open = self.recovery.in_flight() + longest as u64 <= window * longest as u64;
+        let may_send = is_open || self.probes > 0;
+        let has_abandon = self.outgoing.next_abandon().is_some();
+        let is_resting = self.phase == Phase::Resting;
+        let is_bare = std::mem::take(&mut self.is_bare) && self.probes > 0;
+        let wants_data = may_send && !is_resting && !is_bare && (has_abandon || self.outgoing.is_sendable());
+        if !ack_is_due && !wants_data && self.probes == 0 {
+            return None;
+        }
+        self.begin(now, out);
+        let mut contents = Contents::new();
+        let mut eliciting = self.put_ack(now, config, out, &mut contents);
+        if wants_data {
+            eliciting |= self.put_data(longest, out, &mut contents);
+        }
+        if !eliciting && self.probes > 0 {
+            out.put_chunk(&Chunk::Ping);
+            eliciting = true;
+        } else if !eliciting && contents.is_empty() {
+            // There was less to send than it seemed, and the packet number is not used yet.
+            return None;
+        }
+        if eliciting {
+            self.probes = 0;
+        }
+        let is_last = !self.outgoing.is_sendable() || self.is_full(out.packet_len(), longest, window);
+        if is_last {
+            out.ask_for_ack();
+        }
+        let bytes = u32::try_from(out.packet_len()).unwrap_or(u32::MAX);
+        self.recovery.on_sent(now, bytes, eliciting, contents);
+        if out.has_segments() {
+            self.last_used = now;
+        }
+        self.note_waiting(now);
+        Some(())
+    }
+
+    fn is_full(&self, packet_len: usize, longest: usize, window: u64) -> bool {
+        self.recovery.in_flight() + (packet_len + longest) as u64 > window * longest as u64
+    }
+
+    fn begin(&mut self, _: Instant, out: &mut PacketBuf) {
+        let kind = if self.phase == Phase::Opening { Kind::Open } else { Kind::Packet };
+        out.begin(&Header {
+            version: self.start.version,
+            kind,
+            source_port: self.start.route.local.port(),
+            destination_port: self.start.route.remote.port(),
+            key: self.start.peer_key,
+            number: low(self.recovery.next_number()),
+        });
+        if let (Phase::Opening, Role::Initiator(open)) = (self.phase, &self.start.role) {
+            out.put(&open.to_bytes());
+        }
+    }
+
+    /// An acknowledgement rides on every packet that leaves while one is owed. Returns whether it needs one
+    /// itself.
+    fn put_ack(
+        &mut self,
+        now: Instant,
+        config: &Config,
+        out: &mut PacketBuf,
+        contents: &mut Contents,
+    ) -> bool {
+        let has_verdicts = self.incoming.has_verdicts();
+        if self.received.due().is_none() && !has_verdicts {
+            return false;
+        }
+        let Some((mut head, packets)) = self.received.ack(now) else { return false };
+        let messages = self.incoming.ended_ranges(MAX_RANGES - PACKET_RANGES);
+        head.floor = low(self.incoming.floor());
+        head.credit = config.credit;
+        out.put_ack(&head, &packets, &messages);
+        contents.push(Content::Ack { largest: self.received.largest() });
+        self.received.on_sent();
+        for (verdict, message, packet) in self.incoming.verdicts() {
+            out.put_chunk(&Chunk::Verdict(verdict));
+            contents.push(Content::Verdict { message, packet });
+        }
+        has_verdicts
+    }
+
+    /// Fills the packet with what is to be said of failed messages, and with segments.
+    fn put_data(&mut self, longest: usize, out: &mut PacketBuf, contents: &mut Contents) -> bool {
+        let before = contents.len();
+        if let Some((group, messages)) = self.outgoing.next_abandon() {
+            // So many numbers, a whole ACK and its verdicts fit into the shortest packet length there is.
+            out.put_abandon(messages);
+            contents.push(Content::Abandon { group });
+            self.outgoing.on_abandon_sent(group);
+        }
+        let packet = self.recovery.next_number();
+        let mut alone = true;
+        while let Some(room) = longest.checked_sub(out.packet_len()).filter(|room| *room > 0) {
+            let alone_here = std::mem::replace(&mut alone, false);
+            let Some(part) = self.outgoing.next_part(packet, room, alone_here) else { break };
+            let payload = Payload {
+                ticket: part.ticket,
+                offset: part.segment.head.offset,
+                len: part.len,
+                at: 0,
+                again: part.again,
+            };
+            out.put_segment(&part.segment, payload);
+            contents.push(part.content);
+        }
+        contents.len() > before
+    }
+
+    fn transmit_close(&mut self, now: Instant, out: &mut PacketBuf) -> Option<()> {
+        if self.close_at.is_some_and(|at| now < at) {
+            return None;
+        }
+        self.closes -= 1;
+        self.close_at = Some(now + CLOSE_PAUSE);
+        self.begin(now, out);
+        self.received.hurry(now);
+        if let Some((mut head, packets)) = self.received.ack(now) {
+            let messages = self.incoming.ended_ranges(MAX_RANGES - PACKET_RANGES);
+            head.floor = low(self.incoming.floor());
+            out.put_ack(&head, &packets, &messages);
+        }
+        out.put_chunk(&Chunk::Close(Close { floor: low(self.incoming.floor()), reason: 0 }));
+        let bytes = u32::try_from(out.packet_len()).unwrap_or(u32::MAX);
+        self.recovery.on_sent(now, bytes, false, Contents::new());
+        Some(())
+    }
+}
+
+fn report(finished: Finished, actions: &mut Vec<Action>) {
+    actions.extend(finished.into_iter().map(|(ticket, outcome)| Action::Finished { ticket, outcome }));
+}
+
+/// The packet whose low 16 bits are these, among those that were sent.
+fn expand16(low: u16, next: u64) -> u64 {
+    const SPAN: u64 = 1 << 16;
+    let candidate = (next & !(SPAN - 1)) | u64::from(low);
+    if candidate < next { candidate } else { candidate.saturating_sub(SPAN) }
+}

@@ -1,0 +1,543 @@
+//! Messages on their way out, until they have ended (docs/rd.md sections 5.3 and 6).
+//!
+//! | state | event | next |
+//! |---|---|---|
+//! | queued | a place in the window of numbers is free | sending |
+//! | sending | VERDICT "not ready" of the present try | waiting; without retries: refused |
+//! | waiting | the timer is over | alone |
+//! | alone | the first segment is acknowledged | sending, the rest |
+//! | alone | VERDICT "not ready" of the present try | waiting |
+//! | sending, alone | another VERDICT | refused |
+//! | sending, alone, waiting, refused | Done | gone: success |
+//! | refused | all before it in its flow have ended | abandoned, with all behind it: failure is reported |
+//! | abandoned | it shows as ended | gone |
+//!
+//! A message gets its number when its first segment is sent. So what is queued has no part in the exchange
+//! yet and may move to another.
+
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
+use std::time::{Duration, Instant};
+
+use uwarp_wire::rd::chunk::Reason;
+use uwarp_wire::rd::segment::{Head, Segment};
+
+use super::message::{Failure, Outgoing, QpnPair, Ticket};
+use super::range_set::RangeSet;
+use super::recovery::Content;
+
+/// The receiver takes no message so far above its floor (docs/rd.md section 3).
+pub(super) const WINDOW: u64 = 2048;
+/// `rnr_retry` without a limit.
+const RETRY_FOREVER: u8 = 7;
+/// Messages that one ABANDON names. More go in several, the last first.
+const ABANDON_MOST: usize = 128;
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum State {
+    Sending,
+    Alone,
+    Waiting(Instant),
+    Refused(Failure),
+    Abandoned,
+}
+
+#[derive(Debug)]
+struct Record {
+    ticket: Ticket,
+    message: Outgoing,
+    /// As it travels; the same in every repair.
+    behind: Option<u16>,
+    state: State,
+    /// Counts the tries, so that an acknowledgement of an earlier one does not count.
+    attempt: u16,
+    /// The first packet of the present try.
+    since: u64,
+    /// Up to here it has been sent in this try.
+    next: u32,
+    acknowledged: RangeSet,
+    missing: RangeSet,
+    retries: u8,
+}
+
+impl Record {
+    /// An empty message has one byte here, so that it can be sent and acknowledged.
+    fn span(&self) -> u32 {
+        self.message.len.max(1)
+    }
+
+    fn is_sendable(&self) -> bool {
+        match self.state {
+            State::Sending => self.next < self.span() || !self.missing.is_empty(),
+            State::Alone => self.next == 0 || !self.missing.is_empty(),
+            _ => false,
+        }
+    }
+}
+
+/// A segment that goes into a packet.
+#[derive(Debug)]
+pub(super) struct Part {
+    pub(super) segment: Segment<'static>,
+    pub(super) ticket: Ticket,
+    pub(super) len: u32,
+    pub(super) again: bool,
+    pub(super) content: Content,
+}
+
+#[derive(Debug)]
+struct Group {
+    /// Not confirmed yet, ascending.
+    messages: Vec<u64>,
+    is_due: bool,
+}
+
+/// What has become of posted messages.
+pub(super) type Finished = Vec<(Ticket, Result<(), Failure>)>;
+
+/// The sender's side of messages.
+#[derive(Debug)]
+pub(super) struct OutgoingMessages {
+    queue: VecDeque<(Ticket, Outgoing)>,
+    /// Queued behind a message of its flow that waits.
+    parked: BTreeMap<QpnPair, VecDeque<(Ticket, Outgoing)>>,
+    records: BTreeMap<u64, Record>,
+    /// Records with something to send; the oldest goes first.
+    sendable: BTreeSet<u64>,
+    /// Records that wait for a receive, by the end of their timer.
+    waiting: BTreeSet<(Instant, u64)>,
+    /// Records that the peer has refused, until it is their turn to fail.
+    refused: BTreeSet<u64>,
+    /// Numbers of each flow that have not ended, ascending.
+    flows: BTreeMap<QpnPair, VecDeque<u64>>,
+    next_number: u64,
+    /// All below have ended.
+    floor: u64,
+    groups: BTreeMap<u64, Group>,
+    next_group: u64,
+}
+
+impl OutgoingMessages {
+    pub(super) fn new() -> Self {
+        Self {
+            queue: VecDeque::new(),
+            parked: BTreeMap::new(),
+            records: BTreeMap::new(),
+            sendable: BTreeSet::new(),
+            waiting: BTreeSet::new(),
+            refused: BTreeSet::new(),
+            flows: BTreeMap::new(),
+            next_number: 1,
+            floor: 1,
+            groups: BTreeMap::new(),
+            next_group: 0,
+        }
+    }
+
+    pub(super) fn post(&mut self, ticket: Ticket, message: Outgoing) {
+        self.queue.push_back((ticket, message));
+    }
+
+    /// No message is queued or under way.
+    pub(super) fn is_empty(&self) -> bool {
+        self.records.is_empty() && self.queue.is_empty() && self.parked.is_empty()
+    }
+
+    /// Messages are under way: some of them may have been delivered.
+    pub(super) fn has_begun(&self) -> bool {
+        !self.records.is_empty()
+    }
+
+    /// The peer owes news of a message, not only of packets.
+    pub(super) fn awaits_news(&self) -> bool {
+        self.records.len() > self.waiting.len()
+    }
+
+    pub(super) fn next_number(&self) -> u64 {
+        self.next_number
+    }
+
+    /// Something could be sent if there is room.
+    pub(super) fn is_sendable(&self) -> bool {
+        !self.sendable.is_empty() || self.may_begin()
+    }
+
+    fn may_begin(&self) -> bool {
+        !self.queue.is_empty() && self.next_number < self.floor + WINDOW
+    }
+
+    /// The next segment of at most `room` bytes, all headers included, in packet `packet`. A message is cut
+    /// only to fill a packet of its own (`alone`), so that packets of a long message have one length.
+    pub(super) fn next_part(&mut self, packet: u64, room: usize, alone: bool) -> Option<Part> {
+        let number = match self.sendable.first() {
+            Some(number) => *number,
+            None => self.begin()?,
+        };
+        let record = self.records.get_mut(&number)?;
+        let span = record.span();
+        let (start, end, again) = match record.missing.iter().next() {
+            Some(range) => (to_u32(range.start), to_u32(range.end), true),
+            None => (record.next, span, record.attempt > 0),
+        };
+        let message = &record.message;
+        let head = |message_len| Head {
+            source_qpn: message.pair.source,
+            destination_qpn: message.pair.destination,
+            message: uwarp_wire::rd::low(number),
+            behind: record.behind,
+            offset: start,
+            message_len,
+            first: (start == 0).then_some(message.first),
+            acknowledge: false,
+            idempotent: false,
+            not_repeated: false,
+        };
+        let ddp_len = message.target.header(number, 0, true).len();
+        let whole = head(None);
+        let fits_whole = start == 0 && whole.len() + ddp_len + message.len as usize <= room;
+        let (head, end) = if fits_whole {
+            (whole, span)
+        } else {
+            let head = head(Some(message.len));
+            let payload = room.checked_sub(head.len() + ddp_len).filter(|payload| *payload > 0)?;
+            let most = start.saturating_add(u32::try_from(payload).unwrap_or(u32::MAX));
+            if most < end && !alone {
+                return None;
+            }
+            (head, end.min(most))
+        };
+        let len = end.min(message.len) - start;
+        let ddp = message.target.header(number, start, end == span);
+        let part = Part {
+            segment: Segment { head, ddp, payload: &[] },
+            ticket: record.ticket,
+            len,
+            again,
+            content: Content::Segment { message: number, attempt: record.attempt, start, end },
+        };
+        if record.next == 0 {
+            record.since = packet;
+        }
+        record.missing.remove_below(u64::from(end));
+        record.next = record.next.max(end);
+        self.note(number);
+        Some(part)
+    }
+
+    /// Gives the next queued message a number.
+    fn begin(&mut self) -> Option<u64> {
+        while self.may_begin() {
+            let (ticket, message) = self.queue.pop_front()?;
+            let number = self.next_number;
+            let mut behind = None;
+            if message.ordered {
+                let flow = self.flows.entry(message.pair).or_default();
+                let ends = [flow.front(), flow.back()];
+                if ends.into_iter().flatten().any(|end| self.records.get(end).is_some_and(is_stopped)) {
+                    self.parked.entry(message.pair).or_default().push_back((ticket, message));
+                    continue;
+                }
+                // The window bounds the distance.
+                let distance = flow.back().map_or(0, |last| number - last);
+                behind = Some(u16::try_from(distance).unwrap_or(u16::MAX));
+                flow.push_back(number);
+            }
+            self.next_number += 1;
+            let record = Record {
+                ticket,
+                message,
+                behind,
+                state: State::Sending,
+                attempt: 0,
+                since: 0,
+                next: 0,
+                acknowledged: RangeSet::default(),
+                missing: RangeSet::default(),
+                retries: message.rnr_retry,
+            };
+            self.records.insert(number, record);
+            // It may not fit into this packet.
+            self.sendable.insert(number);
+            return Some(number);
+        }
+        None
+    }
+
+    /// Keeps `sendable` true of a record.
+    fn note(&mut self, number: u64) {
+        if self.records.get(&number).is_some_and(Record::is_sendable) {
+            self.sendable.insert(number);
+        } else {
+            self.sendable.remove(&number);
+        }
+    }
+
+    /// Messages behind one that waits come to the queue again.
+    fn unpark(&mut self, pair: QpnPair) {
+        for parked in self.parked.remove(&pair).into_iter().flatten().rev() {
+            self.queue.push_front(parked);
+        }
+    }
+
+    /// A part has arrived.
+    pub(super) fn on_acknowledged(&mut self, message: u64, attempt: u16, start: u32, end: u32) {
+        let Some(record) = self.records.get_mut(&message).filter(|record| record.attempt == attempt) else {
+            return;
+        };
+        record.acknowledged.insert(u64::from(start)..u64::from(end));
+        let mut missing = RangeSet::default();
+        for range in record.missing.iter() {
+            record.acknowledged.missing_in(range).into_iter().for_each(|left| {
+                missing.insert(left);
+            });
+        }
+        record.missing = missing;
+        let mut goes_on = None;
+        if record.state == State::Alone && start == 0 {
+            record.state = State::Sending;
+            goes_on = Some(record.message.pair);
+        }
+        self.note(message);
+        if let Some(pair) = goes_on {
+            self.unpark(pair);
+        }
+    }
+
+    /// A part is lost, or a probe repeats it.
+    pub(super) fn on_lost(&mut self, message: u64, attempt: u16, start: u32, end: u32) {
+        let Some(record) = self.records.get_mut(&message).filter(|record| record.attempt == attempt) else {
+            return;
+        };
+        for range in record.acknowledged.missing_in(u64::from(start)..u64::from(end)) {
+            record.missing.insert(range);
+        }
+        self.note(message);
+    }
+
+    /// The peer says that a message has ended.
+    pub(super) fn on_ended(&mut self, number: u64, finished: &mut Finished) -> bool {
+        let Some(record) = self.records.remove(&number) else { return false };
+        self.sendable.remove(&number);
+        self.refused.remove(&number);
+        if let State::Waiting(until) = record.state {
+            self.waiting.remove(&(until, number));
+        }
+        if record.state == State::Abandoned {
+            self.groups.values_mut().for_each(|group| group.messages.retain(|other| *other != number));
+            self.groups.retain(|_, group| !group.messages.is_empty());
+        } else {
+            finished.push((record.ticket, Ok(())));
+        }
+        if record.message.ordered {
+            let pair = record.message.pair;
+            if let Some(flow) = self.flows.get_mut(&pair) {
+                flow.retain(|other| *other != number);
+                if flow.is_empty() {
+                    self.flows.remove(&pair);
+                }
+            }
+            if is_stopped(&record) {
+                self.unpark(pair);
+            }
+        }
+        true
+    }
+
+    /// The peer says that all messages below have ended. Returns whether that is news.
+    pub(super) fn on_floor(&mut self, floor: u64, finished: &mut Finished) -> bool {
+        let ended: Vec<u64> = self.records.range(..floor).map(|(number, _)| *number).collect();
+        ended.iter().for_each(|number| {
+            self.on_ended(*number, finished);
+        });
+        self.floor = self.floor.max(floor);
+        !ended.is_empty()
+    }
+
+    /// The peer does not take a message. `packet` is the one that it refused.
+    pub(super) fn on_verdict(&mut self, now: Instant, number: u64, reason: Reason, timer: u8, packet: u64) {
+        let Some(record) = self.records.get_mut(&number) else { return };
+        let is_open = matches!(record.state, State::Sending | State::Alone);
+        if reason == Reason::ReceiverNotReady {
+            // One of an earlier try says nothing of this one.
+            if !is_open || packet < record.since {
+                return;
+            }
+            if record.retries == 0 {
+                record.state = State::Refused(Failure::NoReceive);
+                self.refused.insert(number);
+            } else {
+                record.retries -= u8::from(record.retries != RETRY_FOREVER);
+                let until = now + rnr_delay(timer);
+                record.state = State::Waiting(until);
+                self.waiting.insert((until, number));
+            }
+            record.attempt = record.attempt.wrapping_add(1);
+            record.next = 0;
+            record.acknowledged.clear();
+            record.missing.clear();
+        } else if record.state != State::Abandoned && !matches!(record.state, State::Refused(_)) {
+            if let State::Waiting(until) = record.state {
+                self.waiting.remove(&(until, number));
+            }
+            record.state = State::Refused(Failure::Refused(reason));
+            self.refused.insert(number);
+        }
+        self.note(number);
+    }
+
+    /// Receives have been posted for this queue pair: who waits for them tries now.
+    pub(super) fn on_ready(&mut self, qpn: u32) {
+        let ready: Vec<_> = self
+            .waiting
+            .iter()
+            .copied()
+            .filter(|(_, number)| {
+                self.records.get(number).is_some_and(|record| record.message.pair.destination == qpn)
+            })
+            .collect();
+        ready.into_iter().for_each(|entry| self.try_again(entry));
+    }
+
+    /// When [`Self::on_timeout`] has something to do.
+    pub(super) fn timeout(&self) -> Option<Instant> {
+        self.waiting.first().map(|(until, _)| *until)
+    }
+
+    /// Messages whose timer is over try again.
+    pub(super) fn on_timeout(&mut self, now: Instant) {
+        while let Some(entry) = self.waiting.first().copied().filter(|(until, _)| *until <= now) {
+            self.try_again(entry);
+        }
+    }
+
+    fn try_again(&mut self, entry: (Instant, u64)) {
+        self.waiting.remove(&entry);
+        if let Some(record) = self.records.get_mut(&entry.1) {
+            record.state = State::Alone;
+        }
+        self.note(entry.1);
+    }
+
+    /// Fails what was refused and whose turn it is, with everything behind it in its flow.
+    pub(super) fn fail_in_turn(&mut self, finished: &mut Finished) {
+        let in_turn = |number: &u64| match self.records.get(number) {
+            Some(record) if self.is_in_turn(*number, record) => match record.state {
+                State::Refused(failure) => Some((*number, failure)),
+                _ => None,
+            },
+            _ => None,
+        };
+        let now: Vec<(u64, Failure)> = self.refused.iter().filter_map(in_turn).collect();
+        now.into_iter().for_each(|(number, failure)| self.abandon(number, failure, finished));
+    }
+
+    fn is_in_turn(&self, number: u64, record: &Record) -> bool {
+        let flow = self.flows.get(&record.message.pair).filter(|_| record.message.ordered);
+        flow.is_none_or(|flow| flow.front() == Some(&number))
+    }
+
+    fn abandon(&mut self, number: u64, failure: Failure, finished: &mut Finished) {
+        let Some(record) = self.records.get(&number) else { return };
+        let (pair, ordered) = (record.message.pair, record.message.ordered);
+        let flow = self.flows.get(&pair).filter(|_| ordered);
+        let messages: Vec<u64> = match flow {
+            Some(flow) => flow.iter().copied().filter(|other| *other >= number).collect(),
+            None => vec![number],
+        };
+        for (at, number) in messages.iter().enumerate() {
+            let Some(record) = self.records.get_mut(number) else { continue };
+            if let State::Waiting(until) = record.state {
+                self.waiting.remove(&(until, *number));
+            }
+            record.state = State::Abandoned;
+            self.sendable.remove(number);
+            self.refused.remove(number);
+            finished.push((record.ticket, Err(if at == 0 { failure } else { Failure::Flushed })));
+        }
+        if ordered {
+            // What is queued behind it has no number yet; it was posted before the failure.
+            let parked = self.parked.remove(&pair).into_iter().flatten();
+            finished.extend(parked.map(|(ticket, _)| (ticket, Err(Failure::Flushed))));
+            self.queue.retain(|(ticket, message)| {
+                let stays = !message.ordered || message.pair != pair;
+                if !stays {
+                    finished.push((*ticket, Err(Failure::Flushed)));
+                }
+                stays
+            });
+        }
+        self.groups.insert(self.next_group, Group { messages, is_due: true });
+        self.next_group += 1;
+    }
+
+    /// A group of failed messages that the peer must hear of: its number, and the messages to name.
+    pub(super) fn next_abandon(&self) -> Option<(u64, &[u64])> {
+        let (number, group) = self.groups.iter().find(|(_, group)| group.is_due)?;
+        let from = group.messages.len().saturating_sub(ABANDON_MOST);
+        Some((*number, group.messages.get(from..).unwrap_or(&[])))
+    }
+
+    pub(super) fn on_abandon_sent(&mut self, group: u64) {
+        if let Some(group) = self.groups.get_mut(&group) {
+            group.is_due = false;
+        }
+    }
+
+    /// The packet with an ABANDON is lost, or it has arrived and some of the group are not confirmed yet.
+    pub(super) fn on_abandon_due(&mut self, group: u64) {
+        if let Some(group) = self.groups.get_mut(&group) {
+            group.is_due = true;
+        }
+    }
+
+    /// Ends everything: messages under way fail. Returns what is queued and may move to another exchange; in
+    /// an ordered flow only if nothing before it fails now.
+    pub(super) fn end(&mut self, failure: Failure, finished: &mut Finished) -> Vec<(Ticket, Outgoing)> {
+        let mut all = std::mem::replace(self, Self::new());
+        let mut broken = BTreeSet::new();
+        for record in all.records.values().filter(|record| record.state != State::Abandoned) {
+            if record.message.ordered {
+                broken.insert(record.message.pair);
+            }
+            let failure = match record.state {
+                State::Refused(failure) => failure,
+                _ => failure,
+            };
+            finished.push((record.ticket, Err(failure)));
+        }
+        let pairs: Vec<QpnPair> = all.parked.keys().copied().collect();
+        pairs.into_iter().for_each(|pair| all.unpark(pair));
+        let (flushed, queued): (Vec<_>, Vec<_>) =
+            all.queue.into_iter().partition(|(_, message)| message.ordered && broken.contains(&message.pair));
+        finished.extend(flushed.into_iter().map(|(ticket, _)| (ticket, Err(Failure::Flushed))));
+        queued
+    }
+
+    /// Takes all messages out, those under way too, in the order in which they were posted. Only after the
+    /// peer has said that it ignored them (docs/rd.md section 4).
+    pub(super) fn take_all(&mut self) -> Vec<(Ticket, Outgoing)> {
+        let mut all = std::mem::replace(self, Self::new());
+        let pairs: Vec<QpnPair> = all.parked.keys().copied().collect();
+        pairs.into_iter().for_each(|pair| all.unpark(pair));
+        let begun = all.records.into_values().map(|record| (record.ticket, record.message));
+        begun.chain(all.queue).collect()
+    }
+}
+
+/// New messages of its flow would only be held or refused.
+fn is_stopped(record: &Record) -> bool {
+    matches!(record.state, State::Waiting(_) | State::Alone | State::Refused(_))
+}
+
+fn to_u32(value: u64) -> u32 {
+    u32::try_from(value).unwrap_or(u32::MAX)
+}
+
+/// InfiniBand's RNR NAK timer field (volume 1, table 45): 5 bits.
+pub(super) fn rnr_delay(code: u8) -> Duration {
+    const HUNDREDTHS_OF_MS: [u32; 32] = [
+        65_536, 1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64, 96, 128, 192, 256, 384, 512, 768, 1024, 1536, 2048,
+        3072, 4096, 6144, 8192, 12_288, 16_384, 24_576, 32_768, 49_152,
+    ];
+    let hundredths = HUNDREDTHS_OF_MS.get(usize::from(code & 0x1F)).copied().unwrap_or(1);
+    Duration::from_micros(10) * hundredths
+}

@@ -1,0 +1,132 @@
+//! A packet that is being built: headers here, payload by name.
+
+use uwarp_wire::crc;
+use uwarp_wire::datagram::CRC_LEN;
+use uwarp_wire::rd::Header;
+use uwarp_wire::rd::ack;
+use uwarp_wire::rd::chunk::{Abandon, Chunk};
+use uwarp_wire::rd::segment::{ACKNOWLEDGE, Segment};
+
+use super::message::Payload;
+
+/// A packet to send, made by [`Rd::poll_transmit`](super::Rd::poll_transmit). It is reused, so that nothing
+/// is allocated for each packet.
+///
+/// The machine has no payload. So the packet is a string of headers, and a list of payloads that go in front
+/// of some of their bytes; the CRC over all of it goes behind.
+#[derive(Debug, Default)]
+pub struct PacketBuf {
+    heads: Vec<u8>,
+    payloads: Vec<Payload>,
+    /// Bytes of all payloads.
+    payload_len: usize,
+    /// Where the flags of the last segment are.
+    last_segment: Option<usize>,
+    /// The packet is in `heads`, with its CRC.
+    is_sealed: bool,
+}
+
+impl PacketBuf {
+    /// Without a packet.
+    pub fn new() -> Self {
+        Self::default()
+    }
+
+    /// All headers, one after the other.
+    pub fn heads(&self) -> &[u8] {
+        &self.heads
+    }
+
+    /// The payloads, ascending by their place.
+    pub fn payloads(&self) -> &[Payload] {
+        &self.payloads
+    }
+
+    /// Bytes of the whole packet.
+    pub fn packet_len(&self) -> usize {
+        self.heads.len() + self.payload_len + if self.is_sealed { 0 } else { CRC_LEN }
+    }
+
+    /// Writes the whole packet behind what is in `out`. `copy` adds the bytes of a payload there.
+    pub fn assemble(&self, out: &mut Vec<u8>, mut copy: impl FnMut(&Payload, &mut Vec<u8>)) {
+        let start = out.len();
+        let mut at = 0;
+        for payload in &self.payloads {
+            out.extend_from_slice(self.heads.get(at..payload.at).unwrap_or(&[]));
+            copy(payload, out);
+            at = payload.at;
+        }
+        out.extend_from_slice(self.heads.get(at..).unwrap_or(&[]));
+        if !self.is_sealed {
+            let sum = crc::crc32c(out.get(start..).unwrap_or(&[]));
+            out.extend_from_slice(&crc::to_wire(sum));
+        }
+    }
+
+    pub(super) fn begin(&mut self, header: &Header) {
+        self.heads.clear();
+        self.heads.extend_from_slice(&header.to_bytes());
+        self.payloads.clear();
+        (self.payload_len, self.last_segment, self.is_sealed) = (0, None, false);
+    }
+
+    /// A whole packet that needs nothing more.
+    pub(super) fn put_sealed(&mut self, packet: &[u8]) {
+        self.heads.clear();
+        self.heads.extend_from_slice(packet);
+        self.payloads.clear();
+        (self.payload_len, self.last_segment, self.is_sealed) = (0, None, true);
+    }
+
+    pub(super) fn put(&mut self, bytes: &[u8]) {
+        self.heads.extend_from_slice(bytes);
+    }
+
+    fn grow(&mut self, len: usize) -> &mut [u8] {
+        let at = self.heads.len();
+        self.heads.resize(at + len, 0);
+        self.heads.get_mut(at..).unwrap_or(&mut [])
+    }
+
+    /// A chunk of fixed length.
+    pub(super) fn put_chunk(&mut self, chunk: &Chunk<'_>) {
+        let mut out = [0; 24];
+        let len = chunk.emit_fixed(&mut out);
+        self.put(out.get(..len).unwrap_or(&[]));
+    }
+
+    pub(super) fn put_ack(&mut self, head: &ack::Head, packets: &[ack::Range], messages: &[ack::Range]) {
+        let out = self.grow(head.chunk_len(packets.len() + messages.len()));
+        head.emit(packets, messages, out);
+    }
+
+    pub(super) fn put_abandon(&mut self, messages: &[u64]) {
+        let out = self.grow(Abandon::chunk_len(messages.len()));
+        Abandon::emit(messages.iter().map(|message| uwarp_wire::rd::low(*message)), out);
+    }
+
+    pub(super) fn put_segment(&mut self, segment: &Segment<'_>, mut payload: Payload) {
+        self.last_segment = Some(self.heads.len() + 1);
+        let len = payload.len as usize;
+        let rest = segment.ddp.len() + len;
+        let out = self.grow(segment.head_len());
+        let at = segment.head.emit(rest, out);
+        segment.ddp.emit(out.get_mut(at..).unwrap_or(&mut []));
+        if len > 0 {
+            payload.at = self.heads.len();
+            self.payload_len += len;
+            self.payloads.push(payload);
+        }
+    }
+
+    pub(super) fn has_segments(&self) -> bool {
+        self.last_segment.is_some()
+    }
+
+    /// The last segment asks for an acknowledgement at once.
+    pub(super) fn ask_for_ack(&mut self) {
+        if let Some(flags) = self.last_segment.and_then(|at| self.heads.get_mut(at)) {
+            *flags |= ACKNOWLEDGE;
+        }
+    }
+}

@@ -1,0 +1,363 @@
+//! Packets in flight, and which of them are lost (RFC 9002 section 6, RFC 8985).
+//!
+//! A packet number is never used twice: what was in a lost packet goes into a new one, if it still matters.
+//! A spurious repair costs bandwidth and never a second delivery, because messages have numbers of their own.
+
+use std::collections::VecDeque;
+use std::ops::Range;
+use std::time::{Duration, Instant};
+
+use smallvec::SmallVec;
+
+use super::rtt::Rtt;
+
+/// A packet is lost when so many later ones are acknowledged (RFC 9002 section 6.1.1).
+const PACKET_THRESHOLD: u64 = 3;
+/// The same while the path is seen to reorder.
+const REORDERED_THRESHOLD: u64 = 16;
+/// How long reordering is remembered, in round trips (RFC 8985 section 6.2).
+const REORDERING_ROUNDS: u32 = 16;
+
+/// What a packet carries that must be done again if it is lost.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Content {
+    /// A part of a message: its number, the try that it belongs to, and the range of bytes.
+    Segment { message: u64, attempt: u16, start: u32, end: u32 },
+    /// A verdict on a message of the peer, and the packet that it speaks of.
+    Verdict { message: u64, packet: u64 },
+    /// A group of messages that have failed.
+    Abandon { group: u64 },
+    /// All that had arrived up to this packet number was acknowledged.
+    Ack { largest: u64 },
+}
+
+pub(super) type Contents = SmallVec<[Content; 2]>;
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Fate {
+    Flying,
+    Acknowledged,
+    Lost,
+}
+
+#[derive(Debug)]
+struct Sent {
+    at: Instant,
+    bytes: u32,
+    /// The peer acknowledges it.
+    eliciting: bool,
+    fate: Fate,
+    contents: Contents,
+}
+
+/// What an acknowledgement, or the time, has shown.
+#[derive(Debug, Default)]
+pub(super) struct News {
+    /// What has arrived for the first time.
+    pub(super) acknowledged: Vec<Content>,
+    /// What must be sent again.
+    pub(super) lost: Vec<Content>,
+    /// An ack-eliciting packet was acknowledged for the first time.
+    pub(super) progress: bool,
+    /// Packets that were lost.
+    pub(super) lost_packets: u32,
+}
+
+/// Sent packets until their fate is known.
+#[derive(Debug)]
+pub(super) struct Recovery {
+    /// Number of the first of `sent`.
+    first: u64,
+    sent: VecDeque<Sent>,
+    largest_acknowledged: Option<u64>,
+    /// Bytes of ack-eliciting packets whose fate is not known.
+    in_flight: u64,
+    /// Count of those packets.
+    flying: u32,
+    /// When the next packet counts as lost, if nothing comes before.
+    loss_at: Option<Instant>,
+    /// Probes since the last progress.
+    probes: u32,
+    /// When the last ack-eliciting packet was sent.
+    last_eliciting: Option<Instant>,
+    reordering_until: Option<Instant>,
+    pub(super) rtt: Rtt,
+}
+
+impl Recovery {
+    pub(super) fn new(rtt: Rtt) -> Self {
+        Self {
+            first: 1,
+            sent: VecDeque::new(),
+            largest_acknowledged: None,
+            in_flight: 0,
+            flying: 0,
+            loss_at: None,
+            probes: 0,
+            last_eliciting: None,
+            reordering_until: None,
+            rtt,
+        }
+    }
+
+    /// The number of the next packet.
+    pub(super) fn next_number(&self) -> u64 {
+        self.first + self.sent.len() as u64
+    }
+
+    pub(super) fn in_flight(&self) -> u64 {
+        self.in_flight
+    }
+
+    /// Whether the peer owes an acknowledgement of something.
+    pub(super) fn is_waiting(&self) -> bool {
+        self.flying > 0
+    }
+
+    pub(super) fn last_eliciting(&self) -> Option<Instant> {
+        self.last_eliciting
+    }
+
+    /// The packet [`Self::next_number`] was sent.
+    pub(super) fn on_sent(&mut self, now: Instant, bytes: u32, eliciting: bool, contents: Contents) {
+        if eliciting {
+            self.in_flight += u64::from(bytes);
+            self.flying += 1;
+            self.last_eliciting = Some(now);
+        }
+        self.sent.push_back(Sent { at: now, bytes, eliciting, fate: Fate::Flying, contents });
+    }
+
+    /// The peer has these packets: ranges from the largest downwards. `Err`: one of them was never sent, so
+    /// the peer lies, and nothing has changed.
+    pub(super) fn on_ack(
+        &mut self,
+        now: Instant,
+        ranges: &[Range<u64>],
+        delay: Duration,
+        news: &mut News,
+    ) -> Result<(), ()> {
+        let Some(largest) = ranges.first().and_then(|range| range.end.checked_sub(1)) else { return Err(()) };
+        if largest >= self.next_number() {
+            return Err(());
+        }
+        for range in ranges {
+            for number in (range.start.max(self.first)..range.end).rev() {
+                self.acknowledge(now, number, (number == largest).then_some(delay), news);
+            }
+        }
+        self.largest_acknowledged = self.largest_acknowledged.max(Some(largest));
+        if news.progress {
+            self.probes = 0;
+        }
+        self.detect(now, news);
+        Ok(())
+    }
+
+    fn acknowledge(&mut self, now: Instant, number: u64, largest: Option<Duration>, news: &mut News) {
+        let Some(sent) = usize::try_from(number - self.first).ok().and_then(|at| self.sent.get_mut(at))
+        else {
+            return;
+        };
+        let was = std::mem::replace(&mut sent.fate, Fate::Acknowledged);
+        if was == Fate::Acknowledged {
+            return;
+        }
+        news.acknowledged.extend(sent.contents.drain(..));
+        if was == Fate::Lost {
+            // It was late, not lost.
+            self.reordering_until = Some(now + self.rtt.smoothed() * REORDERING_ROUNDS);
+        } else if sent.eliciting {
+            self.in_flight -= u64::from(sent.bytes);
+            self.flying -= 1;
+        }
+        if sent.eliciting {
+            news.progress = true;
+            if let Some(delay) = largest {
+                self.rtt.update(now.saturating_duration_since(sent.at), delay);
+            }
+        }
+    }
+
+    /// Finds what is lost by now.
+    fn detect(&mut self, now: Instant, news: &mut News) {
+        self.loss_at = None;
+        let Some(largest) = self.largest_acknowledged else { return };
+        let reorders = self.reordering_until.is_some_and(|until| now < until);
+        let threshold = if reorders { REORDERED_THRESHOLD } else { PACKET_THRESHOLD };
+        let delay = self.rtt.loss_delay();
+        let older = usize::try_from(largest.saturating_sub(self.first)).unwrap_or(usize::MAX);
+        for (at, sent) in self.sent.iter_mut().enumerate().take(older) {
+            if sent.fate != Fate::Flying {
+                continue;
+            }
+            let number = self.first + at as u64;
+            let due = sent.at + delay;
+            if number + threshold > largest && due > now {
+                self.loss_at = Some(self.loss_at.map_or(due, |other| other.min(due)));
+                continue;
+            }
+            sent.fate = Fate::Lost;
+            // The contents stay for a late acknowledgement, which may still save their repair.
+            news.lost.extend(sent.contents.iter().copied());
+            if sent.eliciting {
+                news.lost_packets += 1;
+                self.in_flight -= u64::from(sent.bytes);
+                self.flying -= 1;
+            }
+        }
+        // A lost packet is remembered a little, so that its late acknowledgement shows reordering.
+        let memory = self.rtt.probe_delay(1);
+        while let Some(front) = self.sent.front() {
+            let is_over = match front.fate {
+                Fate::Flying => false,
+                Fate::Acknowledged => true,
+                Fate::Lost => now > front.at + delay + memory,
+            };
+            if !is_over {
+                break;
+            }
+            self.sent.pop_front();
+            self.first += 1;
+        }
+    }
+
+    /// When [`Self::on_timeout`] has something to do.
+    pub(super) fn timeout(&self) -> Option<Instant> {
+        let probe = self.last_eliciting.filter(|_| self.flying > 0);
+        self.loss_at.or_else(|| probe.map(|at| at + self.rtt.probe_delay(self.probes)))
+    }
+
+    /// Finds what is lost by now. Returns whether a probe must be sent.
+    pub(super) fn on_timeout(&mut self, now: Instant, news: &mut News) -> bool {
+        if self.loss_at.is_some_and(|at| at <= now) {
+            self.detect(now, news);
+            return false;
+        }
+        let is_due = self.loss_at.is_none() && self.timeout().is_some_and(|at| at <= now);
+        if is_due {
+            self.probes = self.probes.saturating_add(1);
+            // The next one counts from this one, whether or not it can be sent.
+            self.last_eliciting = Some(now);
+        }
+        is_due
+    }
+
+    /// Probes since the last progress.
+    pub(super) fn probes(&self) -> u32 {
+        self.probes
+    }
+
+    /// What a probe sends again: of all that is in flight, what belongs to the oldest message. The receiver
+    /// may have no room to hold a later one, however often it comes. The packet stays in flight.
+    pub(super) fn oldest(&self) -> impl Iterator<Item = Content> + '_ {
+        let message = |sent: &&Sent| {
+            let numbers = sent.contents.iter().map(|content| match content {
+                Content::Segment { message, .. } => *message,
+                _ => u64::MAX,
+            });
+            numbers.min().unwrap_or(u64::MAX)
+        };
+        let flying = self.sent.iter().filter(|sent| sent.fate == Fate::Flying && sent.eliciting);
+        flying.min_by_key(message).into_iter().flat_map(|sent| sent.contents.iter().copied())
+    }
+}
+
+#[cfg(test)]
+#[allow(clippy::single_range_in_vec_init, reason = "a list of ranges may have one")]
+mod tests {
+    use super::*;
+
+    const MS: Duration = Duration::from_millis(1);
+
+    struct Bench {
+        start: Instant,
+        recovery: Recovery,
+    }
+
+    impl Bench {
+        /// With so many packets sent at time 0, a millisecond of round trip known.
+        fn new(packets: u64) -> Self {
+            let start = Instant::now();
+            let mut rtt = Rtt::new();
+            rtt.update(MS, Duration::ZERO);
+            let mut recovery = Recovery::new(rtt);
+            for message in 1..=packets {
+                let content = Content::Segment { message, attempt: 0, start: 0, end: 1 };
+                recovery.on_sent(start, 100, true, SmallVec::from_slice(&[content]));
+            }
+            Self { start, recovery }
+        }
+
+        fn ack(&mut self, after: Duration, ranges: &[Range<u64>]) -> (Vec<u64>, Vec<u64>) {
+            let mut news = News::default();
+            self.recovery.on_ack(self.start + after, ranges, Duration::ZERO, &mut news).expect("honest");
+            (messages(&news.acknowledged), messages(&news.lost))
+        }
+    }
+
+    fn messages(contents: &[Content]) -> Vec<u64> {
+        let message = |content: &Content| match content {
+            Content::Segment { message, .. } => Some(*message),
+            _ => None,
+        };
+        contents.iter().filter_map(message).collect()
+    }
+
+    #[test]
+    fn three_later_packets_make_a_loss() {
+        let mut bench = Bench::new(6);
+        assert_eq!(bench.ack(MS, &[2..4]), (vec![3, 2], vec![]));
+        assert_eq!(bench.ack(MS, &[2..5]), (vec![4], vec![1]));
+        assert_eq!(bench.recovery.in_flight(), 200);
+    }
+
+    #[test]
+    fn time_makes_a_loss() {
+        let mut bench = Bench::new(2);
+        assert_eq!(bench.ack(MS, &[2..3]), (vec![2], vec![]));
+        let due = bench.recovery.timeout().unwrap();
+        assert_eq!(due, bench.start + MS * 9 / 8);
+        let mut news = News::default();
+        assert!(!bench.recovery.on_timeout(due, &mut news));
+        assert_eq!(messages(&news.lost), [1]);
+        assert!(!bench.recovery.is_waiting());
+    }
+
+    #[test]
+    fn a_late_acknowledgement_saves_the_repair_and_shows_reordering() {
+        let mut bench = Bench::new(10);
+        assert_eq!(bench.ack(MS, &[4..5]).1, [1]);
+        assert_eq!(bench.ack(MS, &[4..5, 1..2]), (vec![1], vec![]));
+        assert_eq!(bench.ack(MS, &[8..9]).1, Vec::<u64>::new(), "three are not enough any more");
+        let much_later = MS * 20;
+        assert_eq!(bench.ack(much_later, &[10..11]).1, [2, 3, 5, 6, 7], "reordering is forgotten");
+    }
+
+    #[test]
+    fn a_tail_is_probed_ever_more_seldom() {
+        let mut bench = Bench::new(1);
+        let mut last = bench.start;
+        let mut news = News::default();
+        for delay in [2, 3, 6, 12, 24] {
+            let due = bench.recovery.timeout().unwrap();
+            assert!(due >= last + delay * MS, "{delay}");
+            assert!(!bench.recovery.on_timeout(due - Duration::from_micros(1), &mut news));
+            assert!(bench.recovery.on_timeout(due, &mut news));
+            last = due;
+        }
+        assert_eq!(bench.recovery.oldest().count(), 1);
+        assert_eq!(messages(&news.lost), Vec::<u64>::new(), "a probe is no loss");
+        bench.ack(MS, &[1..2]);
+        assert_eq!(bench.recovery.timeout(), None);
+    }
+
+    #[test]
+    fn what_was_never_sent_cannot_be_acknowledged() {
+        let mut bench = Bench::new(3);
+        let mut news = News::default();
+        assert!(bench.recovery.on_ack(bench.start, &[2..5], Duration::ZERO, &mut news).is_err());
+        assert!(bench.recovery.on_ack(bench.start, &[], Duration::ZERO, &mut news).is_err());
+        assert_eq!(bench.recovery.in_flight(), 300);
+    }
+}

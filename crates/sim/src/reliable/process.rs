@@ -1,0 +1,341 @@
+//! A process: the machine, the receives of its queue pairs, and the memory that messages are placed into.
+
+use std::collections::{BTreeMap, VecDeque};
+use std::net::SocketAddr;
+
+use uwarp_proto::clock::Now;
+use uwarp_proto::rd::{
+    Action, Arrival, Bytes, Config, MessageId, Outgoing, PacketBuf, Placed, Rd, Route, Target, Ticket,
+};
+use uwarp_wire::ddp::QN_SEND;
+use uwarp_wire::rd::chunk::Reason;
+use uwarp_wire::rd::contact::{Hello, Open};
+use uwarp_wire::rd::segment::First;
+use uwarp_wire::rd::{Header, Kind as PacketKind, VERSION};
+use uwarp_wire::{crc, rdmap};
+
+use super::model::{Kind, MessageKey, Model};
+use crate::links::Datagram;
+use crate::{Rng, Time, instant, time};
+
+const QKEY: u32 = 0x0102_0304;
+const WRONG_QKEY: u32 = 0x0102_0305;
+/// InfiniBand's code for 0.64 ms.
+const RNR_TIMER: u8 = 12;
+
+/// What a process has seen.
+#[derive(Debug, Clone, Copy, Default)]
+#[allow(missing_docs)]
+pub struct Counts {
+    pub held: u64,
+    pub taken_back: u64,
+    pub no_receive: u64,
+}
+
+/// A message that is being placed.
+#[derive(Debug)]
+struct Incoming {
+    /// The model's number of it.
+    number: usize,
+    /// The receive that it took.
+    receive: Option<u64>,
+    bytes: Vec<Option<u8>>,
+}
+
+/// A process on a host.
+pub struct Process {
+    /// Its home port.
+    pub at: SocketAddr,
+    /// Counts the processes that have had the port.
+    pub life: u32,
+    /// Datagrams that have arrived at its socket.
+    pub inbox: VecDeque<Datagram>,
+    /// What it has seen.
+    pub counts: Counts,
+    rd: Rd,
+    stopped_until: Time,
+    posted: BTreeMap<Ticket, usize>,
+    /// Receives of each queue pair, in the order in which they are used.
+    receives: BTreeMap<u32, VecDeque<u64>>,
+    /// Receives of each queue pair that exist, used or not.
+    count: BTreeMap<u32, usize>,
+    next_receive: u64,
+    /// When the next receive may be posted.
+    refill_at: Time,
+    incoming: BTreeMap<MessageId, Incoming>,
+    /// Receives in the order in which they completed.
+    completed: Vec<u64>,
+    packet: PacketBuf,
+}
+
+impl Process {
+    /// With so many queue pairs and without receives.
+    pub fn new(now: Time, at: SocketAddr, config: Config, queue_pairs: u32, rng: &mut Rng) -> Self {
+        let mut seed = [0; 32];
+        rng.fill(&mut seed);
+        let numbers = (1..=queue_pairs).map(|slot| u32::from(at.port()) << 8 | slot);
+        Self {
+            at,
+            life: 0,
+            inbox: VecDeque::new(),
+            counts: Counts::default(),
+            rd: Rd::new(&Now::at(instant(now)), config, &seed),
+            stopped_until: 0,
+            posted: BTreeMap::new(),
+            receives: numbers.clone().map(|qpn| (qpn, VecDeque::new())).collect(),
+            count: numbers.map(|qpn| (qpn, 0)).collect(),
+            next_receive: 0,
+            refill_at: 0,
+            incoming: BTreeMap::new(),
+            completed: Vec::new(),
+            packet: PacketBuf::new(),
+        }
+    }
+
+    /// Does nothing until then.
+    pub fn stop(&mut self, until: Time) {
+        self.stopped_until = until;
+    }
+
+    /// Whether it does nothing now.
+    pub fn is_stopped(&self, now: Time) -> bool {
+        now < self.stopped_until
+    }
+
+    /// Bytes that the machine holds.
+    pub fn held_bytes(&self) -> usize {
+        self.rd.held_bytes()
+    }
+
+    /// When it has something to do.
+    pub fn next_time(&self, now: Time) -> Option<Time> {
+        let waits = self.count.values().any(|count| *count == 0);
+        let refill = (waits && self.refill_at > now).then_some(self.refill_at);
+        let timer = self.rd.poll_timeout().map(time);
+        let inbox = (!self.inbox.is_empty()).then_some(now);
+        let next = [refill, timer, inbox].into_iter().flatten().min();
+        next.map(|next| next.max(self.stopped_until))
+    }
+
+    /// Posts receives where there are fewer than `most`, and not before the last ones are `late` old.
+    pub fn refill(&mut self, now: Time, most: usize, late: Time, rng: &mut Rng) {
+        if now < self.refill_at {
+            return;
+        }
+        for (qpn, receives) in &mut self.receives {
+            let Some(count) = self.count.get_mut(qpn) else { continue };
+            while *count < most {
+                receives.push_back(self.next_receive);
+                self.next_receive += 1;
+                *count += 1;
+            }
+        }
+        self.refill_at = now + rng.below(late + 1);
+    }
+
+    /// Posts a message.
+    pub fn post(&mut self, now: Time, remote: SocketAddr, number: usize, key: &MessageKey, rnr_retry: u8) {
+        let target = match key.kind {
+            Kind::Send => {
+                let rsvdulp = rdmap::Control::new(rdmap::Opcode::Send).to_byte();
+                Target::Untagged { qn: QN_SEND, rsvdulp, rsvdulp32: 0 }
+            }
+            Kind::Write => {
+                let rsvdulp = rdmap::Control::new(rdmap::Opcode::Write).to_byte();
+                Target::Tagged { stag: number as u32, to: 0, rsvdulp }
+            }
+        };
+        // The model's number travels as the immediate.
+        let immediate = Some((number as u32).to_be_bytes());
+        let qkey = if key.is_refused { WRONG_QKEY } else { QKEY };
+        let message = Outgoing {
+            pair: key.pair,
+            first: First { qkey, immediate, job_key: number.is_multiple_of(3).then_some(number as u64) },
+            target,
+            len: key.len,
+            ordered: key.is_ordered,
+            rnr_retry,
+        };
+        let route = Route { local: self.at, remote };
+        let ticket = self.rd.post(&Now::at(instant(now)), route, message).expect("there is room");
+        self.posted.insert(ticket, number);
+    }
+
+    /// Leaves.
+    pub fn close(&mut self, now: Time) {
+        self.rd.close(&Now::at(instant(now)));
+    }
+
+    /// Handles what has arrived and what is due.
+    pub fn turn(&mut self, now: Time, host: usize, model: &mut Model) {
+        let at = Now::at(instant(now));
+        while let Some(datagram) = self.inbox.pop_front() {
+            let mut arrivals = Vec::new();
+            let route = Route { local: self.at, remote: datagram.from };
+            self.rd.handle_input(&at, route, &datagram.bytes, &mut arrivals);
+            self.act(host, model);
+            while let Some(arrival) = (!arrivals.is_empty()).then(|| arrivals.remove(0)) {
+                let placed = self.place(&arrival, &datagram.bytes, model);
+                self.rd.on_placed(&at, &arrival, placed, &mut arrivals);
+                self.act(host, model);
+            }
+        }
+        if self.rd.poll_timeout().is_some_and(|due| time(due) <= now) {
+            self.rd.handle_timeout(&at);
+            self.act(host, model);
+        }
+    }
+
+    /// Places a segment, as the owner of queue pairs and memory does.
+    fn place(&mut self, arrival: &Arrival, datagram: &[u8], model: &mut Model) -> Placed {
+        if arrival.first.is_some_and(|first| first.qkey != QKEY) {
+            return Placed::Refused(Reason::InvalidDestination);
+        }
+        let payload = match &arrival.bytes {
+            Bytes::Datagram(range) => &datagram[range.clone()],
+            Bytes::Held(bytes) => {
+                self.counts.held += 1;
+                &bytes[..]
+            }
+        };
+        let is_send = matches!(arrival.ddp, uwarp_wire::ddp::Header::Untagged(_));
+        let known = self.incoming.contains_key(&arrival.message);
+        if !known {
+            let mut receive = None;
+            if is_send {
+                let queue = self.receives.get_mut(&arrival.pair.destination).expect("a queue pair");
+                receive = queue.pop_front();
+                if receive.is_none() {
+                    self.counts.no_receive += 1;
+                    return Placed::NoReceive(RNR_TIMER);
+                }
+            }
+            let bytes = vec![None; arrival.message_len as usize];
+            self.incoming.insert(arrival.message, Incoming { number: usize::MAX, receive, bytes });
+        }
+        let incoming = self.incoming.get_mut(&arrival.message).expect("it is there");
+        if let Some(first) = arrival.first {
+            incoming.number = u32::from_be_bytes(first.immediate.expect("each has one")) as usize;
+        }
+        let at = arrival.offset as usize;
+        for (place, byte) in incoming.bytes[at..at + payload.len()].iter_mut().zip(payload) {
+            *place = Some(*byte);
+        }
+        if incoming.number != usize::MAX {
+            model.placed(incoming.number);
+        }
+        Placed::Done
+    }
+
+    /// Does what the machine says.
+    pub fn act(&mut self, host: usize, model: &mut Model) {
+        while let Some(action) = self.rd.poll_action() {
+            match action {
+                Action::Finished { ticket, outcome } => {
+                    let number = self.posted.remove(&ticket).expect("a ticket ends once");
+                    model.finished(number, outcome);
+                }
+                Action::Deliver { message, pair, len, first, takes_receive } => {
+                    let incoming = self.incoming.remove(&message).expect("what is delivered was placed");
+                    let number = u32::from_be_bytes(first.immediate.expect("each has one")) as usize;
+                    assert_eq!(incoming.number, number);
+                    let key = *model.key(number);
+                    let expected = (host, pair, len, takes_receive);
+                    assert_eq!((key.to, key.pair, key.len, key.kind == Kind::Send), expected);
+                    for (offset, byte) in incoming.bytes.iter().enumerate() {
+                        let sent = Model::byte(number, offset as u32);
+                        assert_eq!(*byte, Some(sent), "byte {offset} of message {number}");
+                    }
+                    assert_eq!(incoming.receive.is_some(), takes_receive);
+                    self.completed.extend(incoming.receive);
+                    if takes_receive {
+                        *self.count.get_mut(&pair.destination).expect("a queue pair") -= 1;
+                    }
+                    model.delivered(number);
+                }
+                Action::TakeBack { message, pair } => {
+                    self.counts.taken_back += 1;
+                    let incoming = self.incoming.remove(&message).expect("it has begun");
+                    let receive = incoming.receive.expect("it has a receive");
+                    self.receives.get_mut(&pair.destination).expect("a queue pair").push_front(receive);
+                }
+            }
+        }
+    }
+
+    /// The next packet to send.
+    pub fn transmit(&mut self, now: Time, model: &Model) -> Option<Datagram> {
+        if self.is_stopped(now) {
+            return None;
+        }
+        let route = self.rd.poll_transmit(&Now::at(instant(now)), &mut self.packet)?;
+        let mut bytes = Vec::with_capacity(self.packet.packet_len());
+        self.packet.assemble(&mut bytes, |payload, out| {
+            let number = self.posted[&payload.ticket];
+            assert!(payload.offset + payload.len <= model.key(number).len, "beyond the message");
+            out.extend((payload.offset..payload.offset + payload.len).map(|at| Model::byte(number, at)));
+        });
+        assert_eq!(bytes.len(), self.packet.packet_len());
+        assert!(bytes.len() <= Config::default().packet_len, "{} bytes", bytes.len());
+        Some(Datagram { from: route.local, to: route.remote, bytes })
+    }
+
+    /// One ordered flow has used them.
+    pub fn check_receives_in_order(&self) {
+        assert!(self.completed.is_sorted(), "receives out of order: {:?}", self.completed);
+    }
+
+    /// A minute after the last packet nothing is left.
+    pub fn check_empty(&self) {
+        assert_eq!((self.rd.peers(), self.rd.held_bytes()), (0, 0), "what is kept of peers at {}", self.at);
+        assert_eq!(self.rd.poll_timeout(), None);
+        // A Write that has begun and failed leaves its bytes, and has nothing to give back.
+        let sends = self.incoming.values().filter(|incoming| incoming.receive.is_some());
+        assert_eq!(sends.count(), 0, "receives that are not given back");
+        for (qpn, receives) in &self.receives {
+            assert_eq!(receives.len(), self.count[qpn], "receives of {qpn:#x}");
+        }
+    }
+}
+
+/// Where it is, and the machine.
+impl std::fmt::Debug for Process {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Process").field("at", &self.at).field("rd", &self.rd).finish_non_exhaustive()
+    }
+}
+
+fn header(from: SocketAddr, to: SocketAddr, kind: PacketKind, key: u64) -> Header {
+    Header { version: VERSION, kind, source_port: from.port(), destination_port: to.port(), key, number: 1 }
+}
+
+fn sealed(mut packet: Vec<u8>) -> Vec<u8> {
+    let sum = crc::to_wire(crc::crc32c(&packet));
+    packet.extend(sum);
+    packet
+}
+
+/// Whether a packet is an Open.
+pub(super) fn is_open(packet: &[u8]) -> bool {
+    Header::parse(packet).is_ok_and(|header| header.kind == PacketKind::Open)
+}
+
+/// A Hello in somebody's name.
+pub(super) fn forged_hello(from: SocketAddr, to: SocketAddr, token: u64) -> Vec<u8> {
+    let header = header(from, to, PacketKind::Hello, token);
+    Hello { highest: VERSION, features: 0 }.to_packet(&header).to_vec()
+}
+
+/// A packet with a key that nobody has.
+pub(super) fn forged_packet(from: SocketAddr, to: SocketAddr, key: u64) -> Vec<u8> {
+    header(from, to, PacketKind::Packet, key).to_packet().to_vec()
+}
+
+/// An Open with a cookie that nobody has made.
+pub(super) fn forged_open(from: SocketAddr, to: SocketAddr, key: u64) -> Vec<u8> {
+    let mut packet = header(from, to, PacketKind::Open, key).to_bytes().to_vec();
+    let open = Open { token: !key, made: 7, asked_port: to.port(), version: VERSION, features: 0 };
+    packet.extend(open.to_bytes());
+    packet.extend([7, 0, 0, 4]);
+    sealed(packet)
+}
