@@ -6,6 +6,8 @@
 # make programs runs all programs of the table and of the guide, over TCP, and with more rounds where possible over what
 #               uwarp chooses, and writes docs/programs.md
 # make siw      runs all tests against the Linux kernel's own iWARP, and prints a table
+# make peers    measures beside the kernel's siw and rxe and raw sockets, in one virtual machine, and prints tables; about
+#               an hour and a half, less with PEERS="--rounds 1" (conformance/siw/README.md has all options)
 # make soak     makes and ends connections for SOAK_SECONDS (default 600) and checks that nothing grows; kills and spoils
 #               KILLS (default 1000) processes that share memory with another one
 # make tsan     runs the stress test under the thread sanitizer, UWARP_STRESS_SECONDS for each of its long parts
@@ -26,6 +28,7 @@ SOCK_FUZZ_SECONDS ?= 120
 # As long as each target runs in make test.
 TEST_FUZZ_SECONDS ?= 10
 FUZZ ?= $(basename $(notdir $(wildcard fuzz/fuzz_targets/*.rs)))
+PEERS ?= --rounds 5
 BENCH ?= latency transactions bandwidth messages rate
 
 export CARGO_TARGET_DIR := $(abspath $(or $(CARGO_TARGET_DIR),target))
@@ -35,7 +38,7 @@ export PATH := $(PATH):$(HOME)/.cargo/bin
 
 CARGO_TEST = cargo test --locked
 
-.PHONY: dist demo test install bench programs siw soak tsan ranks aarch64 fuzz fuzz-sockets clean help
+.PHONY: dist demo test install bench programs siw peers soak tsan ranks aarch64 fuzz fuzz-sockets clean help
 .NOTPARALLEL:
 
 dist:
@@ -77,6 +80,11 @@ programs: dist aarch64
 siw: dist
 	@scripts/setup demo siw
 	SIW=full $(CARGO_TEST) -p uwarp-conformance --test siw
+
+# What is measured goes into a file, too; scripts/peers --from reads it again.
+peers: dist
+	@scripts/setup demo siw peers
+	@scripts/peers --json $(CARGO_TARGET_DIR)/peers.json --plot $(CARGO_TARGET_DIR)/peers.svg $(PEERS)
 
 # SOAK_SEED repeats a run as far as threads allow; each prints its own.
 soak: dist
