@@ -536,8 +536,8 @@ impl Engine {
         self.lead.get().is_some()
     }
 
-    /// Serves what is ready now; returns the number of descriptors, and of sources in memory that had something
-    /// to do and that no thread polls.
+    /// Serves what is ready now; returns the number of descriptors, and of sources in memory that had
+    /// something to do and that no thread polls.
     pub fn poll_once(&self) -> usize {
         // EINTR on a wait without timeout is harmless.
         self.wait_once(Some(Duration::ZERO)).map_or(0, |looked| looked.served)

@@ -439,9 +439,9 @@ fn flush<S: Surroundings>(core: &RcCore, around: &mut S) {
 }
 
 /// The peer's number of acknowledged messages is there, and perhaps its next bytes are not yet: it shows them
-/// last, some instructions later. Looks for them for about the time that a line takes from one processor's cache
-/// to another's, because a program whose Write has completed spins on memory for the peer's answer. If it has
-/// not polled it by then, the background thread has to take over from it, a quarter of a millisecond later.
+/// last, some instructions later. Looks for them for about the time that a line takes from one processor's
+/// cache to another's, because a program whose Write has completed spins on memory for the peer's answer. If
+/// it has not polled it by then, the background thread has to take over, a quarter of a millisecond later.
 /// (`ib_write_lat` of 64 bytes: in one round of a hundred.)
 fn await_what_follows(acked: u64, lower: &impl LowerLayer) {
     const LOOKS: usize = 64;
