@@ -51,7 +51,9 @@
 //! | [`LEAD`] | 5 ms | how long a sleep may hold what others need | a promise |
 //! | [`LOST`] | 50 ms | above any delay of a thread that runs | a promise |
 //! | `IN_EARNEST` | 4 empty polls, or 1 | who found the input that both were there for | [`Contest`] |
-//! | `STAMP_EVERY` | 16 empty polls | a stamp costs little beside them | a ratio |
+//! | `STAMP_EVERY` | 16 empty polls, of memory in a row or not | a stamp costs little beside them | a ratio |
+//! | `BETWEEN` (rnic) | 15 glances at memory | together they cost as much as a look | a ratio |
+//! | `LOOKS` (pump) | 64 | a line's way from cache to cache, some ten looks | a ratio |
 //! | `LOOK_AROUND` | 256 empty polls | a look at all sockets costs as much as a poll | a ratio |
 //! | `DIRECT` | 2 queue pairs, … | receives that cost as much as such a look | a ratio |
 //! | `YIELD` | 1 to 512 empty polls | whether who answers runs on this core | [`polling::Yielding`] |
