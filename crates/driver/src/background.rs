@@ -1,6 +1,5 @@
 //! The background thread: serves the program's peers while no thread of the program does.
 
-use std::cell::Cell;
 use std::io;
 use std::sync::{Arc, Weak};
 use std::time::Duration;
@@ -10,19 +9,9 @@ use rustix::io::Errno;
 use crate::config::Config;
 use crate::engine::{Engine, Looked};
 use crate::fork;
-use crate::progress::{Contest, LOST, Lead, Mode, NEVER, Signs, Spans, Spinning};
-use crate::sync::{spin_loop, thread_local};
+use crate::progress::{self, Contest, LOST, Lead, Mode, NEVER, Signs, Spans, Spinning};
+use crate::sync::spin_loop;
 use crate::sys;
-
-thread_local! {
-    /// This thread is the background thread.
-    static IN_BACKGROUND: Cell<bool> = const { Cell::new(false) };
-}
-
-/// Whether the calling thread is the background thread.
-pub(crate) fn in_background() -> bool {
-    IN_BACKGROUND.try_with(Cell::get).unwrap_or(false)
-}
 
 /// An engine with its background thread.
 pub(crate) fn start() -> io::Result<Arc<Engine>> {
@@ -60,7 +49,7 @@ fn run(engine: &Weak<Engine>) {
             priority + 1
         );
     }
-    IN_BACKGROUND.with(|here| here.set(true));
+    progress::enter_background();
     let mut background = Background::new();
     while let Some(engine) = engine.upgrade() {
         if engine.birth.is_parents() {

@@ -10,11 +10,10 @@ use rustix::io::Errno;
 use uwarp_rnic::Cq;
 use uwarp_rnic::cq::{Coverage, Direct};
 
-use crate::background::in_background;
 use crate::engine::Engine;
 use crate::fork::{self, SignalsAsleep};
 use crate::own_loops::Beside;
-use crate::progress::{DIRECT, Lead, Spinning};
+use crate::progress::{DIRECT, Lead, Spinning, in_background};
 use crate::source::Token;
 use crate::sync::{AtomicBool, Mutex, MutexGuard, Ordering, spin_loop, thread_local};
 use crate::sys::{self, Bell, Watch};

@@ -13,12 +13,13 @@ use rustix::io::Errno;
 use slab::Slab;
 use uwarp_llp::carrier;
 
-use crate::background::in_background;
 use crate::fork::{self, Birth, Uncancelled};
 use crate::held::Held;
 use crate::lost_leads::{self, LostLeads};
 use crate::own_loops::OwnLoops;
-use crate::progress::{Around, CurrentLead, CurrentMode, LEAD, LastPoll, Mode, NEVER, Nanos, Pace, nanos};
+use crate::progress::{
+    Around, CurrentLead, CurrentMode, LEAD, LastPoll, Mode, NEVER, Nanos, Pace, in_background, nanos,
+};
 use crate::raised::{Asleep, Raised};
 use crate::source::{Interest, Readiness, Source, Token};
 use crate::sync::{AtomicBool, AtomicU8, AtomicU64, Mutex, OnceLock, Ordering, RwLock};

@@ -72,6 +72,7 @@
 //! `costs` runs these rules on machines from 0.05 to 50 times as slow as two of ours, also if they change,
 //! with programs that poll, poll once, block, compute, and share one processor.
 
+use std::cell::Cell;
 use std::time::Duration;
 
 // (The model includes this file by its path.)
@@ -88,7 +89,22 @@ pub(crate) use pace::{Contest, Pace, Spans};
 use polling::Yielding;
 pub(crate) use polling::{AnswerWait, Around, BeforeEarly, DIRECT, Poller, Spinning, stamps};
 
-use crate::sync::{AtomicU64, Ordering};
+use crate::sync::{AtomicU64, Ordering, thread_local};
+
+thread_local! {
+    /// This thread is the background thread.
+    static IN_BACKGROUND: Cell<bool> = const { Cell::new(false) };
+}
+
+/// The calling thread is the background thread from now on.
+pub(crate) fn enter_background() {
+    IN_BACKGROUND.with(|here| here.set(true));
+}
+
+/// Whether the calling thread is the background thread.
+pub(crate) fn in_background() -> bool {
+    IN_BACKGROUND.try_with(Cell::get).unwrap_or(false)
+}
 
 /// A time, in nanoseconds since the engine's start.
 pub(crate) type Nanos = u64;

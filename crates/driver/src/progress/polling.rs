@@ -162,7 +162,7 @@ impl Yielding {
 pub(crate) const ANSWER: Duration = Duration::from_micros(50);
 /// After a wait in vain, this number of completions is returned at once: the first number, and the maximum
 /// while each wait is in vain.
-const WITHOUT_WAIT: (u32, u32) = (1, 8192);
+const WITHOUT_WAIT: (u32, u32) = (16, 8192);
 /// After this number of answers in a row, a wait in vain counts as an exception.
 const ANSWERS: u32 = 4;
 /// Waits that are answered keep the background thread away as empty polls do, and may be all that a thread
