@@ -243,16 +243,27 @@ impl Neighbours {
         self.asked.word_for(ends)
     }
 
-    pub(crate) fn ask(&self, host: Host, ends: [SocketAddr; 2], wants: Wants) -> Result<(), (Why, Wants)> {
-        let asking = match self.asking(host.incarnation) {
-            Ok(asking) => asking,
-            Err(why) => return Err((why, wants)),
-        };
-        let result = asking.ask(host.nonce, ends, wants);
-        if let Err((why, _)) = &result {
-            self.forget(host.incarnation, &asking, *why);
+    pub(crate) fn ask(
+        &self,
+        host: Host,
+        ends: [SocketAddr; 2],
+        mut wants: Wants,
+    ) -> Result<(), (Why, Wants)> {
+        loop {
+            let asking = match self.asking(host.incarnation) {
+                Ok(asking) => asking,
+                Err(why) => return Err((why, wants)),
+            };
+            match asking.ask(host.nonce, ends, wants) {
+                Ok(()) => return Ok(()),
+                // Between the two calls.
+                Err((_, again)) if asking.was_idle() => wants = again,
+                Err((why, wants)) => {
+                    self.forget(host.incarnation, &asking, why);
+                    return Err((why, wants));
+                }
+            }
         }
-        result
     }
 
     fn asking(&self, incarnation: [u8; 16]) -> Result<Arc<Asking>, Why> {

@@ -234,10 +234,44 @@ struct Shared {
     over: bool,
 }
 
+impl Shared {
+    /// Takes the descriptors that come with a question.
+    fn learn(&mut self, asked: &Asked, join: &Join, fds: Vec<OwnedFd>) -> Option<()> {
+        let mut fds = fds.into_iter();
+        if self.over {
+            return None;
+        }
+        if join.first {
+            if self.pair.is_some() {
+                return None;
+            }
+            let board = PeerBoard::open(fds.next()?).ok()?;
+            let pair = Arc::new(Pair::new(board, Bell::from_peer(fds.next()?).ok()?));
+            let bell = Bell::create().ok()?;
+            self.bell = Some(bell.fd().try_clone_to_owned().ok()?);
+            self.watched = Some(asked.lanes.watch_bell(&asked.engine, bell).ok()?);
+            self.pair = Some(pair);
+        }
+        if join.new_slab {
+            if self.slabs.len() >= MOST_SLABS {
+                return None;
+            }
+            let carries = if join.datagrams { Carries::Datagrams } else { Carries::Streams };
+            let slab = Slab::open_for(carries, fds.next()?, self.pair.clone()?).ok()?;
+            asked.lanes.add(slab.clone());
+            self.slabs.push(slab);
+        }
+        fds.next().is_none().then_some(())
+    }
+}
+
 impl Asker {
     /// Takes one question. `None`: there is none now; an error: this process is not heard any more.
     fn take(self: &Arc<Self>, asked: &Arc<Asked>) -> Option<Result<(), ()>> {
         let (mut buffer, mut fds) = ([0; Join::LEN + 1], Vec::new());
+        // Locked until its descriptors are known: another thread takes the next question, which may be about
+        // this one's slab.
+        let mut shared = self.shared.lock();
         let bytes = match receive(&self.socket, &mut buffer, &mut fds) {
             Ok(0) => return Some(Err(())),
             Ok(bytes) => bytes,
@@ -246,7 +280,9 @@ impl Asker {
             Err(_) => return Some(Err(())),
         };
         let Some(join) = buffer.get(..bytes).and_then(Join::parse) else { return Some(Err(())) };
-        if self.learn(asked, &join, fds).is_none() {
+        let learned = shared.learn(asked, &join, fds);
+        drop(shared);
+        if learned.is_none() {
             self.refuse(&join, Why::NoResources);
             return Some(Err(()));
         }
@@ -275,36 +311,6 @@ impl Asker {
         drop(state);
         self.answer(asked, &join);
         Some(Ok(()))
-    }
-
-    /// Takes the descriptors that come with a question.
-    fn learn(&self, asked: &Asked, join: &Join, fds: Vec<OwnedFd>) -> Option<()> {
-        let mut fds = fds.into_iter();
-        let mut shared = self.shared.lock();
-        if shared.over {
-            return None;
-        }
-        if join.first {
-            if shared.pair.is_some() {
-                return None;
-            }
-            let board = PeerBoard::open(fds.next()?).ok()?;
-            let pair = Arc::new(Pair::new(board, Bell::from_peer(fds.next()?).ok()?));
-            let bell = Bell::create().ok()?;
-            shared.bell = Some(bell.fd().try_clone_to_owned().ok()?);
-            shared.watched = Some(asked.lanes.watch_bell(&asked.engine, bell).ok()?);
-            shared.pair = Some(pair);
-        }
-        if join.new_slab {
-            if shared.slabs.len() >= MOST_SLABS {
-                return None;
-            }
-            let carries = if join.datagrams { Carries::Datagrams } else { Carries::Streams };
-            let slab = Slab::open_for(carries, fds.next()?, shared.pair.clone()?).ok()?;
-            asked.lanes.add(slab.clone());
-            shared.slabs.push(slab);
-        }
-        fds.next().is_none().then_some(())
     }
 
     /// Answers: the connection is attached here, or never will be.
@@ -497,5 +503,88 @@ impl Source for Granted {
         }
         // The initiator has decided for its connection, or has ended it.
         drop(self.take());
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::atomic::{AtomicBool, Ordering};
+
+    use uwarp_llp::memory::board::Board;
+
+    use super::*;
+    use crate::qp::StreamNumber;
+
+    /// One question brings a slab, and the next one is about it: who takes that meanwhile must wait.
+    #[test]
+    fn two_threads_take_the_questions_of_one_process() {
+        let engine = Arc::new(Engine::new().unwrap());
+        let lanes = Lanes::start(&engine).unwrap();
+        let key = HostKey { incarnation: random(), key: random() };
+        let asked = Asked::listen(&engine, &lanes, key, Weak::new()).unwrap();
+        let (initiator, pair) = (connect(&key), Arc::<Pair>::default());
+        let (board, bell) = (Board::create().unwrap(), Bell::create().unwrap());
+        let ends = [1, 2].map(|port| SocketAddr::from(([127, 0, 0, 1], port)));
+
+        let over = AtomicBool::new(false);
+        let answers = std::thread::scope(|threads| {
+            for _ in 0..2 {
+                threads.spawn(|| {
+                    while !over.load(Ordering::Relaxed) {
+                        engine.poll_once();
+                    }
+                });
+            }
+            let answers: Vec<_> = (0..500_u32)
+                .flat_map(|slab| {
+                    let (_, passed) = Slab::create(pair.clone()).unwrap();
+                    for lane in 0..4_u32 {
+                        let nonce = u128::from(slab * 4 + lane).to_ne_bytes();
+                        let unsettled =
+                            Unsettled { qp: Weak::new(), number: StreamNumber::default(), requires: false };
+                        asked.expect(nonce, [ends[1], ends[0]], unsettled);
+                        let (new_slab, first) = (lane == 0, lane == 0 && slab == 0);
+                        let join = Join { nonce, ends, slab, lane, first, new_slab, datagrams: false };
+                        let fds = [board.fd(), bell.fd(), passed.as_fd()];
+                        let from = if first {
+                            0
+                        } else if new_slab {
+                            2
+                        } else {
+                            3
+                        };
+                        send(&initiator, &join.to_bytes(), &fds[from..]).unwrap();
+                    }
+                    answers(&initiator, 4)
+                })
+                .collect();
+            over.store(true, Ordering::Relaxed);
+            answers
+        });
+        let granted = answers.iter().filter(|answer| answer.is_none()).count();
+        assert_eq!(granted, 2000, "{:?}", answers.iter().flatten().next());
+    }
+
+    fn answers(initiator: &OwnedFd, all: usize) -> Vec<Option<Why>> {
+        let (mut answers, until) = (Vec::new(), Instant::now() + Duration::from_secs(20));
+        while answers.len() < all && Instant::now() < until {
+            let (mut buffer, mut fds) = ([0; Answer::LEN], Vec::new());
+            match receive(initiator, &mut buffer, &mut fds) {
+                Ok(_) => answers.extend(Answer::parse(&buffer).map(|answer| answer.refused)),
+                Err(_) => std::thread::yield_now(),
+            }
+        }
+        answers
+    }
+
+    fn random() -> [u8; 16] {
+        std::array::from_fn(|_| uwarp_rnic::mr::random_u32().unwrap().to_ne_bytes()[0])
+    }
+
+    fn connect(key: &HostKey) -> OwnedFd {
+        let kind = SocketType::SEQPACKET;
+        let socket = rustix::net::socket_with(AddressFamily::UNIX, kind, SocketFlags::CLOEXEC, None).unwrap();
+        rustix::net::connect(&socket, &name(&key.incarnation).unwrap()).unwrap();
+        socket
     }
 }

@@ -31,6 +31,8 @@ pub(super) struct Asking {
     lanes: Arc<Lanes>,
     token: OnceValue<Token>,
     over: AtomicBool,
+    /// It was left because nobody needed it.
+    idle: AtomicBool,
     state: Mutex<State, 26>,
 }
 
@@ -102,6 +104,7 @@ impl Asking {
             lanes: lanes.clone(),
             token: OnceValue::new(),
             over: AtomicBool::new(false),
+            idle: AtomicBool::new(false),
             state: Mutex::new(state),
         });
         let token = engine.register_for(fd, asking.clone(), Interest::Input).map_err(|_| Why::NoResources)?;
@@ -112,6 +115,11 @@ impl Asking {
     /// Whether this socket is of no use any more.
     pub fn is_over(&self) -> bool {
         self.over.load(Ordering::Acquire)
+    }
+
+    /// Whether it was left because nobody needed it: who needs it now begins anew.
+    pub fn was_idle(&self) -> bool {
+        self.idle.load(Ordering::Acquire)
     }
 
     /// Asks for a lane instead of this connection, or beside these ports.
@@ -240,13 +248,22 @@ impl Asking {
 
     /// Nothing more comes of this socket. Streams that use lanes go on.
     fn end(&self, why: Why) {
-        let State { socket, waiting, slabs, watched, pair, .. } = {
-            let mut state = self.state.lock();
-            if self.over.swap(true, Ordering::AcqRel) {
-                return;
-            }
-            std::mem::take(&mut *state)
-        };
+        let mut state = self.state.lock();
+        let ended = self.close(&mut state);
+        drop(state);
+        if let Some(ended) = ended {
+            self.leave(ended, why);
+        }
+    }
+
+    /// From now on nobody asks here. Returns what is to be left, unless that was done before.
+    fn close(&self, state: &mut State) -> Option<State> {
+        let was_over = self.over.swap(true, Ordering::AcqRel);
+        (!was_over).then(|| std::mem::take(state))
+    }
+
+    fn leave(&self, ended: State, why: Why) {
+        let State { socket, waiting, slabs, watched, pair, .. } = ended;
         if let Some(token) = self.token.get() {
             self.engine.deregister(*token);
         }
@@ -319,11 +336,16 @@ impl Source for Asking {
         let is_idle = late.is_empty() && state.waiting.is_empty() && state.slabs.iter().all(has_no_streams);
         // Who has answered before goes on with what it has.
         let is_over = is_idle || !late.is_empty() && !state.pair.is_known();
-        self.set_timer(&state);
+        // Closed before it is unlocked: another thread may be about to ask.
+        self.idle.store(is_idle, Ordering::Release);
+        let ended = if is_over { self.close(&mut state) } else { None };
+        if ended.is_none() {
+            self.set_timer(&state);
+        }
         drop(state);
         late.into_iter().for_each(|waiting| waiting.stay(Why::Silent));
-        if is_over {
-            self.end(Why::Silent);
+        if let Some(ended) = ended {
+            self.leave(ended, Why::Silent);
         }
     }
 }
