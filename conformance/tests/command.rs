@@ -201,7 +201,8 @@ fn sockets_are_measured_in_every_way() {
 /// Long enough that each figure comes about, too short for any to mean something.
 const SHORT: &str = "--quick --seconds 0.06 --rounds 2";
 
-/// Bounds a run that hangs. It takes half a minute on a quiet machine, most of it to make 10,000 connections.
+/// Bounds a run that hangs. It takes a minute and a half on a quiet machine, most of it to make 10,000
+/// connections over each link and to see what they cost while nothing happens.
 const LIMIT: Duration = Duration::from_secs(900);
 
 #[test]
@@ -265,8 +266,11 @@ fn measured(what: &str) -> BTreeSet<String> {
     let (_, known) = complaint.stderr.trim().split_once("there are: ").unwrap();
     let known: BTreeSet<_> = known.split(", ").collect();
 
-    let output = uwarp(&format!("bench {what} --json {SHORT}")).limit(LIMIT).run_ok().unwrap();
+    let output = uwarp(&format!("bench {what} --json {SHORT}")).limit(LIMIT).run().unwrap();
     let report = document(&output);
+    let failed = |figure: &&Value| figure.get("failure").is_some();
+    let failed: Vec<_> = report["figures"].as_array().unwrap().iter().filter(failed).collect();
+    assert!(output.ok() && failed.is_empty(), "{failed:?}\n{}", output.stderr);
     for name in ["command", "place"] {
         assert!(report[name].is_string(), "{name} in {report}");
     }
@@ -284,7 +288,6 @@ fn measured(what: &str) -> BTreeSet<String> {
         for name in ["title", "unit", "target", "link"] {
             assert!(figure[name].is_string(), "{name} in {figure}");
         }
-        assert_eq!(figure.get("failure"), None, "{figure}");
         let group = figure["group"].as_str().unwrap();
         groups.insert(group.to_owned());
         match group {
