@@ -414,8 +414,8 @@ impl World {
         exchanged(&self.job("exchange", Job { mpi, ranks, transport }, &[], place)?)
     }
 
-    /// `exchange` with many more ranks than processors, most of which wait for one at any time. Where memory is
-    /// the default, they have it nevertheless.
+    /// `exchange` with many more ranks than processors, most of which wait for one at any time. Where memory
+    /// is the default, they have it nevertheless.
     fn exchange_of_many(&self, ranks: u32, place: Place<'_>) -> Outcome {
         let built = Built::new("exchange", OPEN_MPI)?;
         let job = self.launch(built.dir.path(), Job { mpi: OPEN_MPI, ranks, transport: "rc" }, place)?;
