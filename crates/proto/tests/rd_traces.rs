@@ -101,7 +101,10 @@ impl Pair {
 
     /// Runs until nothing happens for a second.
     fn run(&mut self) {
-        let end = self.now + Duration::from_secs(1);
+        self.run_until(self.now + Duration::from_secs(1));
+    }
+
+    fn run_until(&mut self, end: Duration) {
         loop {
             let timers = self.processes.iter().filter_map(|process| process.rd.poll_timeout());
             let timers = timers.map(|at| at.saturating_duration_since(self.start));
@@ -228,6 +231,44 @@ fn a_message_without_a_receive_goes_again() {
     510 B Packet pn=3 | Ack 3 delay=0us credit=64 floor=3 packets=0+3
     610 A finished: Ok(())
     610 A finished: Ok(())
+",
+    );
+}
+
+/// A packet that needs no repair was lost, and the exchange counted as owed for ever: it ended after the
+/// patience, and messages of the peer that came later failed.
+#[test]
+fn a_lost_ping_does_not_end_an_exchange() {
+    let mut pair = Pair::new(&[5, 7, 8], 8);
+    pair.post(0, 64, false);
+    pair.run();
+    pair.lines.clear();
+    pair.post(0, 65, false);
+    pair.run_until(Duration::from_micros(1860));
+    pair.now = Duration::from_micros(1860);
+    pair.post(0, 66, false);
+    pair.run();
+    pair.now += Duration::from_secs(15);
+    pair.run();
+    pair.post(1, 67, false);
+    pair.run();
+    pair.check(
+        r"
+    400 A Packet pn=2 | Segment 0x1->0x2 msg=2 0+65/65 first ack
+    500 B delivered 2
+    500 B Packet pn=2 | Ack 2 delay=0us credit=64 floor=3 packets=0+2 (lost)
+    850 A Packet pn=3 | Segment 0x1->0x2 msg=2 0+65/65 first ack
+    950 B Packet pn=3 | Ack 3 delay=0us credit=64 floor=3 packets=0+3 (lost)
+   1850 A Packet pn=4 | Ping (lost)
+   1860 A Packet pn=5 | Segment 0x1->0x2 msg=3 0+66/66 first ack
+   1960 B delivered 3
+   1960 B Packet pn=4 | Ack 5 delay=0us credit=64 floor=4 packets=0+1,1+3
+   2060 A finished: Ok(())
+   2060 A finished: Ok(())
+15002075 B Packet pn=5 | Segment 0x1->0x2 msg=1 0+67/67 first ack
+15002175 A delivered 1
+15002175 A Packet pn=6 | Ack 5 delay=0us credit=64 floor=2 packets=0+2,2+1
+15002275 B finished: Ok(())
 ",
     );
 }

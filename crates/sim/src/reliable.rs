@@ -5,9 +5,11 @@
 //! - a message is delivered at most once, whatever is lost, copied, delayed or restarted, and its bytes are
 //!   those that were sent;
 //! - a message that its sender calls Done has been delivered;
-//! - an ordered message is delivered after all before it in its flow have been delivered or have failed, and
-//!   no byte of an ordered Write is placed before that;
-//! - a refused message is not delivered;
+//! - an ordered message is delivered after all before it in its flow have been delivered, or have failed
+//!   before it was posted, and no byte of an ordered Write is placed before that;
+//! - the bytes of an ordered Write are placed in ascending order;
+//! - a refused message is not delivered, and one that fails for want of a receive has looked for one as often
+//!   as it may;
 //! - receives that one ordered flow uses are used in the order in which they were posted.
 //!
 //! In the end each message has ended once, every receive is used or in its queue, and a minute later nothing
@@ -82,6 +84,8 @@ pub struct Plan {
     pub stranger: bool,
     /// All messages are ordered Sends from one queue pair to one other: its receives are used in their order.
     pub one_flow: bool,
+    /// All messages go from one queue pair to one other.
+    pub one_pair: bool,
 }
 
 impl Default for Plan {
@@ -107,6 +111,7 @@ impl Default for Plan {
             rnr_retry: 7,
             stranger: false,
             one_flow: false,
+            one_pair: false,
         }
     }
 }
@@ -192,7 +197,7 @@ impl World {
             now: 0,
             links,
             processes,
-            model: Model::default(),
+            model: Model::new(plan.rnr_retry),
             cuts: BTreeMap::new(),
             seen: Vec::new(),
             opens: Vec::new(),
@@ -207,12 +212,13 @@ impl World {
         let from = self.rng.size(0, self.processes.len() - 1);
         let to = (from + self.rng.size(1, self.processes.len() - 1)) % self.processes.len();
         let one = self.plan.one_flow;
-        let (from, to) = if one { (0, 1) } else { (from, to) };
+        let one_pair = one || self.plan.one_pair;
+        let (from, to) = if one_pair { (0, 1) } else { (from, to) };
         if self.processes[from].is_stopped(self.now) {
             return;
         }
         let first = u32::from(PORT) << 8 | 1;
-        let pair = match one {
+        let pair = match one_pair {
             true => QpnPair { source: first, destination: first },
             false => QpnPair { source: self.qpn(), destination: self.qpn() },
         };
@@ -220,7 +226,7 @@ impl World {
         let len = match self.rng.below(1000) {
             draw if draw < u64::from(self.plan.long) => self.rng.size(1000, 12_000),
             draw if draw % 10 == 0 => 0,
-            _ => self.rng.size(1, 300),
+            _ => self.rng.size(1, model::SHORT as usize),
         };
         let key = MessageKey {
             from: (from, self.processes[from].life),
@@ -326,40 +332,56 @@ impl World {
             let (now, late) = (self.now, self.plan.late_receives);
             let process = &mut self.processes[host];
             process.refill(now, self.plan.receives, late, &mut self.rng);
-            process.turn(now, host, &mut self.model);
+            // Another thread may send while a segment is being placed.
+            let mut early = Vec::new();
+            process.turn(now, host, &mut self.model, &mut self.rng, &mut early);
+            early.into_iter().for_each(|datagram| self.emit(host, datagram));
             self.pump(host);
         }
     }
 
     /// A process sends what it has to send.
     fn pump(&mut self, host: usize) {
-        let process = &mut self.processes[host];
-        process.act(host, &mut self.model);
-        while let Some(datagram) = process.transmit(self.now, &self.model) {
-            self.packets += 1;
-            if datagram.to == nobody() {
-                self.to_nobody += datagram.bytes.len() as u64;
-                assert!(self.to_nobody <= self.from_nobody, "more to a stranger than came in its name");
-            }
-            if self.plan.stranger {
-                let is_open = process::is_open(&datagram.bytes);
-                let list = if is_open { &mut self.opens } else { &mut self.seen };
-                list.push(datagram.clone());
-            }
-            self.links.send(self.now, process.at.ip(), datagram);
+        self.processes[host].act(host, &mut self.model);
+        while let Some(datagram) = self.processes[host].transmit(self.now, &self.model) {
+            self.emit(host, datagram);
         }
-        assert!(process.held_bytes() <= 256 * 1024 * self.plan.processes, "held more than may be");
+        let held = self.processes[host].held_bytes();
+        assert!(held <= 256 * 1024 * self.plan.processes, "held more than may be");
+    }
+
+    fn emit(&mut self, host: usize, datagram: Datagram) {
+        self.packets += 1;
+        if datagram.to == nobody() {
+            self.to_nobody += datagram.bytes.len() as u64;
+            assert!(self.to_nobody <= self.from_nobody, "more to a stranger than came in its name");
+        }
+        if self.plan.stranger {
+            let is_open = process::is_open(&datagram.bytes);
+            let list = if is_open { &mut self.opens } else { &mut self.seen };
+            list.push(datagram.clone());
+        }
+        self.links.send(self.now, self.processes[host].at.ip(), datagram);
     }
 
     /// The stranger reads everything and sends what it likes, but does not use a key that it has read in a
     /// packet of its own: docs/rd.md promises nothing against that.
     fn intrude(&mut self) {
-        let to = self.rng.size(0, self.processes.len() - 1);
-        let to = home(to);
+        let host = self.rng.size(0, self.processes.len() - 1);
+        let (to, other) = (home(host), home((host + 1) % self.processes.len()));
+        // In the name of an address where nobody is, or of a peer.
+        let from = if self.rng.chance(500) { nobody() } else { other };
         let bytes = match self.rng.below(4) {
-            0 => process::forged_hello(nobody(), to, self.rng.draw()),
-            1 => process::forged_packet(nobody(), to, self.rng.draw()),
-            2 => process::forged_open(nobody(), to, self.rng.draw()),
+            0 => process::forged_hello(from, to, self.rng.draw()),
+            1 => process::forged_packet(from, to, self.rng.draw()),
+            2 => {
+                // As many as would fill the list of dead tokens.
+                for _ in 0..5 {
+                    let bytes = process::forged_open(from, to, self.rng.draw());
+                    self.links.send(self.now, stranger(), Datagram { from, to, bytes });
+                }
+                return;
+            }
             _ => {
                 // A copy of what was seen, from where it came or in another's name. A late Open is the one
                 // that could deliver again.
@@ -373,7 +395,7 @@ impl World {
                 copy.bytes
             }
         };
-        self.links.send(self.now, stranger(), Datagram { from: nobody(), to, bytes });
+        self.links.send(self.now, stranger(), Datagram { from, to, bytes });
     }
 
     /// Faults stop, everything settles, and nothing is left.

@@ -18,11 +18,23 @@
 //! | a message is Done when its packets are acknowledged | Done and not delivered, five tests |
 //! | VERDICT is sent once | a message has not ended, four tests |
 //! | VERDICT is sent until any segment comes | the same, refused messages |
-//! | ABANDON is sent once | the same, two tests |
+//! | ABANDON is sent once | the same, three tests |
+//! | ABANDON names one message, the first first | placed behind one that failed since, three tests |
+//! | Behind forgets failed messages | delivered after what was posted later, two tests |
 //! | a refused message counts as ended | placed before its predecessor, refused messages |
-//!
-//! Not noticed by 40 worlds: PING is never sent; ABANDON for each message alone; Behind forgets failed
-//! messages; Cross without a right cookie; Writes out of order inside a message.
+//! | a message fails before its turn | delivered before its predecessor, refused in one flow |
+//! | no PING for a message that is not Done | messages fail, rests and bad links |
+//! | an Open without a right cookie is answered with Cross | placed after its delivery, restarts |
+//! | an ordered Write is placed in any order of its bytes | bytes before it are missing, eight tests |
+//! | only the stuck message gives its receive back | no rest, one flow with cuts |
+//! | VERDICT on that only with a later segment | a message has not ended, three tests |
+//! | of a flow, the first receive is taken back first | receives out of order, one flow with cuts |
+//! | a VERDICT of an earlier try counts | failed after too few refusals, few receives |
+//! | an acknowledgement of an earlier try counts | a message has not ended, few receives and one flow |
+//! | a probe repeats the oldest packet, and none is a PING | the same, one flow |
+//! | Cross is sent once | messages fail, three tests |
+//! | Unknown is longer than what it answers | more to a stranger than came, two tests |
+//! | a repair longer than what is held is not taken | a message has not ended, 250 worlds of cut repairs |
 //!
 //! `UWARP_SIM_SEED` runs each test with this seed alone, `UWARP_SIM_WORLDS` so many of them.
 
@@ -84,6 +96,16 @@ fn whatever_a_link_loses_copies_delays_or_corrupts_arrives_once() {
 }
 
 #[test]
+fn repairs_that_are_cut_in_other_places_are_taken() {
+    // Acknowledgements ride on data in both directions, so segments have many lengths.
+    let links = LinkParams { loss: 100, reordering: 400, reordering_by: MS, ..BAD };
+    let plan = Plan { ordered: 1000, long: 700, writes: 500, pause: 50_000, ..Plan::default() };
+    let tally = worlds("cut in other places", 250, Plan { links, ..plan });
+    assert_eq!(tally.failed, 0, "{tally:?}");
+    assert!(tally.held > 0, "{tally:?}");
+}
+
+#[test]
 fn with_reordering_alone_nothing_unordered_is_held() {
     let links = LinkParams { loss: 0, corruption: 0, ..BAD };
     let plan = Plan { links, ordered: 0, writes: 0, long: 400, ..Plan::default() };
@@ -106,6 +128,36 @@ fn a_refused_message_fails_in_its_turn_and_nothing_behind_it_is_seen() {
     let plan = Plan { refused: 60, ordered: 900, writes: 600, links: BAD, processes: 3, ..Plan::default() };
     let tally = worlds("refused", 60, plan);
     assert!(tally.failed > 0 && tally.done > tally.failed, "{tally:?}");
+}
+
+#[test]
+fn a_message_refused_early_waits_for_its_turn_to_fail() {
+    // Long Sends that lack a part, and behind them one that is refused at once.
+    let links = LinkParams { loss: 100, ..BAD };
+    let plan =
+        Plan { one_pair: true, refused: 100, ordered: 1000, long: 500, pause: 50_000, ..Plan::default() };
+    let tally = worlds("refused in one flow", 200, Plan { links, ..plan });
+    assert!(tally.failed > 0 && tally.done > 0, "{tally:?}");
+}
+
+#[test]
+fn what_was_failed_never_comes_after_what_was_posted_later() {
+    // Messages fail at their first refusal, while copies of them are still on their way.
+    let links = LinkParams { loss: 100, spikes: 200, spike: MS, reordering: 300, ..BAD };
+    let plan = Plan {
+        one_pair: true,
+        links,
+        ordered: 1000,
+        writes: 500,
+        long: 0,
+        receives: 1,
+        late_receives: 400_000,
+        rnr_retry: 0,
+        pause: 100_000,
+        ..Plan::default()
+    };
+    let tally = worlds("failed at once", 200, plan);
+    assert!(tally.failed > 0 && tally.done > 0, "{tally:?}");
 }
 
 #[test]

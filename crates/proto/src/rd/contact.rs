@@ -247,7 +247,7 @@ impl Rd {
 
     /// A datagram of this service has come. `local` of the route is where it came to, `remote` where it came
     /// from. Adds the segments to place to `arrivals`; each must be answered by [`Self::on_placed`] before
-    /// the next call.
+    /// the next call of another verb, except [`Self::poll_transmit`].
     pub fn handle_input(&mut self, now: &Now, route: Route, datagram: &[u8], arrivals: &mut Vec<Arrival>) {
         let Ok(packet) = Packet::parse(datagram) else { return };
         let header = packet.header();

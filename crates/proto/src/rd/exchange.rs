@@ -462,6 +462,8 @@ impl Exchange {
             self.probes = 1;
             (self.unknown_at, self.has_probed) = (now, true);
         }
+        // A lost PING is not repeated: then the peer owes nothing any more.
+        self.note_waiting(now);
         None
     }
 

@@ -42,6 +42,10 @@ struct Message {
     /// Bytes of it were placed.
     is_seen: bool,
     outcome: Option<Result<(), Failure>>,
+    /// How often it found no receive, or lost it.
+    refusals: u32,
+    /// Messages that were posted when it ended.
+    ended_at: usize,
     /// Its process is gone, and nobody waits for its end.
     is_orphan: bool,
 }
@@ -54,14 +58,32 @@ type Flow = ((usize, u32), usize, QpnPair);
 pub struct Model {
     messages: Vec<Message>,
     flows: BTreeMap<Flow, Vec<usize>>,
+    /// A message fails when it has found no receive more often than this; 7: never.
+    rnr_retry: u8,
 }
 
+/// Messages of at most this length are in one packet.
+pub(super) const SHORT: u32 = 300;
+
 impl Model {
+    /// Without messages.
+    pub fn new(rnr_retry: u8) -> Self {
+        Self { rnr_retry, ..Self::default() }
+    }
+
     /// A message is posted. Returns its number.
     pub fn new_message(&mut self, now: Time, key: MessageKey) -> usize {
         let number = self.messages.len();
-        let message =
-            Message { key, posted: now, delivered: 0, is_seen: false, outcome: None, is_orphan: false };
+        let message = Message {
+            key,
+            posted: now,
+            delivered: 0,
+            is_seen: false,
+            outcome: None,
+            refusals: 0,
+            ended_at: 0,
+            is_orphan: false,
+        };
         self.messages.push(message);
         if key.is_ordered {
             self.flows.entry((key.from, key.to, key.pair)).or_default().push(number);
@@ -88,12 +110,23 @@ impl Model {
 
     /// The sender hears of the end.
     pub fn finished(&mut self, number: usize, outcome: Result<(), Failure>) {
+        let posted = self.messages.len();
         let message = &mut self.messages[number];
         assert_eq!(message.outcome, None, "message {number} has ended twice: {outcome:?}");
-        message.outcome = Some(outcome);
+        (message.outcome, message.ended_at) = (Some(outcome), posted);
+        if outcome == Err(Failure::NoReceive) && message.key.len <= SHORT {
+            let refusals = message.refusals;
+            let may_fail = self.rnr_retry < 7 && refusals > u32::from(self.rnr_retry);
+            assert!(may_fail, "message {number} has failed after {refusals} refusals");
+        }
         if outcome.is_ok() {
             assert_eq!(message.delivered, 1, "message {number} is Done and was not delivered");
         }
+    }
+
+    /// A message finds no receive, or its receive is taken back.
+    pub fn not_ready(&mut self, number: usize) {
+        self.messages[number].refusals += 1;
     }
 
     /// Bytes of a message are written where the program can see them.
@@ -118,14 +151,15 @@ impl Model {
         }
     }
 
-    /// All before it in its flow have been delivered or have failed, and none behind it was seen.
+    /// All before it in its flow have been delivered, or have failed before it was posted, and none behind it
+    /// was seen.
     fn check_turn(&self, number: usize, what: &str) {
         let key = self.messages[number].key;
         for other in &self.flows[&(key.from, key.to, key.pair)] {
             let message = &self.messages[*other];
             if *other < number {
-                let is_over =
-                    message.delivered > 0 || message.outcome.is_some_and(|outcome| outcome.is_err());
+                let has_failed = message.outcome.is_some_and(|outcome| outcome.is_err());
+                let is_over = message.delivered > 0 || has_failed && message.ended_at <= number;
                 assert!(is_over, "message {number} is {what} before {other}: {:?}, {key:?}", message.key);
             } else if *other > number {
                 let is_seen = message.delivered > 0 || (message.is_seen && message.key.kind == Kind::Write);

@@ -22,6 +22,8 @@ const QKEY: u32 = 0x0102_0304;
 const WRONG_QKEY: u32 = 0x0102_0305;
 /// InfiniBand's code for 0.64 ms.
 const RNR_TIMER: u8 = 12;
+/// Segments, in thousandths, during whose placement another thread sends.
+const EARLY: u32 = 50;
 
 /// What a process has seen.
 #[derive(Debug, Clone, Copy, Default)]
@@ -166,8 +168,16 @@ impl Process {
         self.rd.close(&Now::at(instant(now)));
     }
 
-    /// Handles what has arrived and what is due.
-    pub fn turn(&mut self, now: Time, host: usize, model: &mut Model) {
+    /// Handles what has arrived and what is due. Sometimes another thread sends before all is placed: those
+    /// packets are in `early`.
+    pub fn turn(
+        &mut self,
+        now: Time,
+        host: usize,
+        model: &mut Model,
+        rng: &mut Rng,
+        early: &mut Vec<Datagram>,
+    ) {
         let at = Now::at(instant(now));
         while let Some(datagram) = self.inbox.pop_front() {
             let mut arrivals = Vec::new();
@@ -175,6 +185,9 @@ impl Process {
             self.rd.handle_input(&at, route, &datagram.bytes, &mut arrivals);
             self.act(host, model);
             while let Some(arrival) = (!arrivals.is_empty()).then(|| arrivals.remove(0)) {
+                if rng.chance(EARLY) {
+                    early.extend(std::iter::from_fn(|| self.transmit(now, model)));
+                }
                 let placed = self.place(&arrival, &datagram.bytes, model);
                 self.rd.on_placed(&at, &arrival, placed, &mut arrivals);
                 self.act(host, model);
@@ -207,6 +220,9 @@ impl Process {
                 receive = queue.pop_front();
                 if receive.is_none() {
                     self.counts.no_receive += 1;
+                    if let Some(number) = arrival.first.and_then(|first| first.immediate) {
+                        model.not_ready(u32::from_be_bytes(number) as usize);
+                    }
                     return Placed::NoReceive(RNR_TIMER);
                 }
             }
@@ -218,6 +234,12 @@ impl Process {
             incoming.number = u32::from_be_bytes(first.immediate.expect("each has one")) as usize;
         }
         let at = arrival.offset as usize;
+        if incoming.number != usize::MAX {
+            let key = model.key(incoming.number);
+            let is_ascending = incoming.bytes[..at].iter().all(Option::is_some);
+            let may_jump = key.kind == Kind::Send || !key.is_ordered;
+            assert!(may_jump || is_ascending, "byte {at} of the ordered Write {}", incoming.number);
+        }
         for (place, byte) in incoming.bytes[at..at + payload.len()].iter_mut().zip(payload) {
             *place = Some(*byte);
         }
@@ -257,6 +279,9 @@ impl Process {
                     self.counts.taken_back += 1;
                     let incoming = self.incoming.remove(&message).expect("it has begun");
                     let receive = incoming.receive.expect("it has a receive");
+                    if incoming.number != usize::MAX {
+                        model.not_ready(incoming.number);
+                    }
                     self.receives.get_mut(&pair.destination).expect("a queue pair").push_front(receive);
                 }
             }
