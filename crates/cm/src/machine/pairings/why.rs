@@ -31,6 +31,12 @@ impl Named {
         !std::mem::replace(&mut self.version_said, true)
     }
 
+    /// Whether the log must say that a stream of the peer's is late. Who was turned away for its version is
+    /// not late: what to look for then would mislead.
+    fn say_late(&mut self) -> bool {
+        !self.version_said && !std::mem::replace(&mut self.late_said, true)
+    }
+
     /// Whether the TCP port is asked now.
     pub(super) fn may_ask_why(&mut self, now: Instant) -> bool {
         let may = !self.version_said && self.asked_why.is_none_or(|asked| now >= asked + silence::PAUSE);
@@ -154,7 +160,7 @@ impl Pairings {
         let Some(late) = pairing.waits_for(qpn) else { return };
         let whose = Whose { peer: pairing.peer, at: pairing.path.peer.ip().to_canonical() };
         let named = self.named.get_mut(&pairing.names_peer());
-        if named.is_some_and(|named| !std::mem::replace(&mut named.late_said, true)) {
+        if named.is_some_and(Named::say_late) {
             tracing::warn!(qpn = %format_args!("{qpn:#x}"), "{}", LateWords(whose, late));
         }
     }
@@ -166,5 +172,18 @@ impl Pairings {
         let may = named.is_some_and(|named| if version { named.say_version() } else { !named.version_said });
         pairing.why_said |= may;
         may
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_log_says_one_reason_why_a_peer_is_late() {
+        let (mut silent, mut old) = (Named::default(), Named::default());
+        assert_eq!([silent.say_late(), silent.say_late()], [true, false]);
+        assert!(old.say_version());
+        assert_eq!([old.say_version(), old.say_late()], [false; 2]);
     }
 }
