@@ -10,7 +10,7 @@
 //! | the start | doubles a round trip, until q is above half the target or three losses in a row | RFC 5681 |
 //! | a loss | × max(0.5, (base + 50 µs) / (base + q)), at most 1 | H-TCP's adaptive backoff |
 //! | more than 2 % lost of the last 512 packets | × 0.85; more than 10 %: × 0.5 | BBR; RFC 8085 |
-//! | a queue that stands | the second mode: + 1.5 packets, a loss × 0.7, no answer to delay | Copa (NSDI 2018) |
+//! | a queue that stands | second mode: + 1.5 packets, a loss × 0.7, delay is ignored | Copa (NSDI 2018) |
 //! | a CE mark | × 0.85 | RFC 8511 |
 //! | a sample of a blind receiver | nothing | – |
 //!

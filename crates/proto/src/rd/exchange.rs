@@ -193,8 +193,8 @@ impl Exchange {
 
     // --- Input.
 
-    /// A packet with the right key. Its chunks are `body`, which begins at `at` in the datagram. The socket had
-    /// not been found empty for the time `blind`. `Some`: the exchange is over.
+    /// A packet with the right key. Its chunks are `body`, which begins at `at` in the datagram. The socket
+    /// had not been found empty for the time `blind`. `Some`: the exchange is over.
     #[allow(clippy::too_many_arguments, reason = "what came, when, and where to put what follows from it")]
     pub(super) fn handle_input(
         &mut self,
