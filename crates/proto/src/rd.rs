@@ -10,6 +10,7 @@
 //!            │ contact: Hello, Challenge, Open, dead tokens               │ ◀── handle_input ── datagram
 //!            │ exchange: ┌ outgoing ── numbers, repairs, failing in turn  │
 //!            │           │ recovery ── packets in flight, RTT             │ ──▶ poll_transmit ─ datagram
+//!            │           │ congestion ── how many of them, and when       │
 //!            │           │ received ── ACK ranges                         │
 //!            │           └ incoming ── once, in order, held               │ ──▶ poll_action
 //!            └─────────────────▲──────────────────────┬───────────────────┘
@@ -22,6 +23,7 @@
 //! After each call of a verb, the owner does what [`Rd::poll_action`] says, sends what
 //! [`Rd::poll_transmit`] makes, and sets a timer to [`Rd::poll_timeout`].
 
+mod congestion;
 mod contact;
 mod exchange;
 mod incoming;
@@ -35,6 +37,7 @@ mod rtt;
 
 use std::time::Duration;
 
+pub use congestion::{Window, WindowChange};
 pub use contact::{PostError, Rd};
 pub use message::{
     Action, Arrival, Bytes, Failure, MessageId, Outgoing, Payload, Placed, QpnPair, Route, Target, Ticket,
@@ -46,8 +49,8 @@ pub use packet::PacketBuf;
 pub struct Config {
     /// Bytes of the longest packet, as UDP payload: 1,472 over IPv4 on Ethernet, 1,452 over IPv6.
     pub packet_len: usize,
-    /// Packets of that length in flight for each exchange.
-    // TODO(docs/rd.md section 8): the congestion response sets this, from 10 packets on.
+    /// Bytes in flight of an exchange at most, whatever its path takes.
+    // TODO(docs/rd.md section 8): the peer's credit bounds this.
     pub window: u64,
     /// What the peer is told that it may have in flight, in units of 4 KiB.
     // TODO(docs/rd.md section 8): divided among peers by what the socket's memory takes.
@@ -64,7 +67,7 @@ impl Default for Config {
     fn default() -> Self {
         Self {
             packet_len: 1472,
-            window: 64,
+            window: 1 << 20,
             credit: 64,
             patience: Duration::from_secs(10),
             most_peers: 65_536,

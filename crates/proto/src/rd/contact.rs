@@ -22,6 +22,7 @@ use uwarp_wire::rd::contact::{Challenge, Cookie, Hello, Open};
 use uwarp_wire::rd::{Header, Kind, Packet, VERSION};
 
 use super::Config;
+use super::congestion::Window;
 use super::exchange::{Exchange, LIFE, Over, Phase, Role, Start};
 use super::message::{Action, Arrival, Failure, Outgoing, Placed, Route, Ticket};
 use super::packet::PacketBuf;
@@ -174,6 +175,8 @@ pub struct Rd {
     challenges: Rate,
     unknowns: Rate,
     is_closed: bool,
+    /// When the owner last found its socket empty.
+    empty_at: Option<Instant>,
 }
 
 /// Random numbers from a seed: a keyed hash of a count.
@@ -221,6 +224,7 @@ impl Rd {
             challenges: Rate::new(now.get(), CHALLENGES),
             unknowns: Rate::new(now.get(), UNKNOWNS),
             is_closed: false,
+            empty_at: None,
         }
     }
 
@@ -267,6 +271,22 @@ impl Rd {
             Kind::Unassigned(_) => return,
         }
         self.after(now.get(), route);
+    }
+
+    /// The owner finds its socket empty, or has waited until something came: what it receives after this has
+    /// not waited for the program. To be called after each receive call that got less than it had room for.
+    /// An owner that never calls it says that its program never keeps datagrams waiting.
+    pub fn on_socket_empty(&mut self, now: &Now) {
+        self.empty_at = Some(now.get());
+    }
+
+    /// The window toward a peer. `None`: there is no exchange.
+    pub fn window(&self, route: Route) -> Option<Window> {
+        Some(self.peers.get(&route)?.exchange.as_ref()?.congestion.view())
+    }
+
+    fn blind(&self, now: Instant) -> Duration {
+        self.empty_at.map_or(Duration::ZERO, |at| now.saturating_duration_since(at))
     }
 
     /// The owner has placed a segment, or not. May add further ones to `arrivals`: what was held until now.
@@ -441,6 +461,7 @@ impl Rd {
     fn on_packet(&mut self, now: &Now, route: Route, packet: &Packet<'_>, arrivals: &mut Vec<Arrival>) {
         let header = packet.header();
         let now = now.get();
+        let blind = self.blind(now);
         let peer = self.peers.get_mut(&route);
         let Some(peer) = peer.filter(|peer| {
             let own_key = |exchange: &Exchange| exchange.start.own_key == header.key;
@@ -461,7 +482,7 @@ impl Rd {
         }
         let Some(exchange) = &mut peer.exchange else { return };
         let body = packet.body();
-        let over = exchange.handle_input(now, header, body, Header::LEN, arrivals, &mut self.actions);
+        let over = exchange.handle_input(now, blind, header, body, Header::LEN, arrivals, &mut self.actions);
         if let Some(Over::Failed(failure)) = over {
             arrivals.clear();
             peer.end_exchange(now, failure, &mut self.actions);
@@ -497,9 +518,10 @@ impl Rd {
             return;
         }
         let now = now.get();
+        let blind = self.blind(now);
         let Some(peer) = self.peers.get_mut(&route) else { return };
         let Some(exchange) = &mut peer.exchange else { return };
-        let over = exchange.handle_input(now, header, chunks, at, arrivals, &mut self.actions);
+        let over = exchange.handle_input(now, blind, header, chunks, at, arrivals, &mut self.actions);
         if let Some(Over::Failed(failure)) = over {
             arrivals.clear();
             peer.end_exchange(now, failure, &mut self.actions);

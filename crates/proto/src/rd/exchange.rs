@@ -8,6 +8,7 @@ use uwarp_wire::rd::contact::Open;
 use uwarp_wire::rd::{Header, Kind, expand, low};
 
 use super::Config;
+use super::congestion::{Congestion, Pacer, Report};
 use super::incoming::{IncomingMessages, Taken};
 use super::message::{Action, Arrival, Failure, Outgoing, Payload, Placed, Route, Ticket};
 use super::outgoing::{Finished, OutgoingMessages};
@@ -24,8 +25,6 @@ const TOO_OLD: Duration = Duration::from_secs(32);
 pub(super) const LIFE: Duration = Duration::from_secs(60);
 /// An Open may be repeated for this long; then its cookie is too old.
 const OPENING: Duration = Duration::from_secs(15);
-/// Packets in flight at first (RFC 6928).
-const FIRST_WINDOW: u64 = 10;
 /// Answers "unknown" to probes that end an exchange.
 const UNKNOWNS: u32 = 3;
 /// Between the two CLOSE of a process that leaves.
@@ -100,6 +99,12 @@ pub(super) struct Exchange {
     /// Since when the peer owes something.
     waiting_since: Option<Instant>,
     recovery: Recovery,
+    pub(super) congestion: Congestion,
+    pacer: Pacer,
+    /// CE marks that the peer has reported.
+    marks: u32,
+    /// Bytes that may be in flight, as of the last packet.
+    window: u64,
     received: Received,
     outgoing: OutgoingMessages,
     incoming: IncomingMessages,
@@ -133,6 +138,10 @@ impl Exchange {
             last_used: now,
             waiting_since: None,
             recovery: Recovery::new(rtt),
+            congestion: Congestion::new(),
+            pacer: Pacer::default(),
+            marks: 0,
+            window: 0,
             received: Received::default(),
             outgoing: OutgoingMessages::new(),
             incoming: IncomingMessages::new(start.id),
@@ -184,11 +193,13 @@ impl Exchange {
 
     // --- Input.
 
-    /// A packet with the right key. Its chunks are `body`, which begins at `at` in the datagram. `Some`: the
-    /// exchange is over.
+    /// A packet with the right key. Its chunks are `body`, which begins at `at` in the datagram. The socket
+    /// had not been found empty for the time `blind`. `Some`: the exchange is over.
+    #[allow(clippy::too_many_arguments, reason = "what came, when, and where to put what follows from it")]
     pub(super) fn handle_input(
         &mut self,
         now: Instant,
+        blind: Duration,
         header: &Header,
         body: &[u8],
         at: usize,
@@ -235,7 +246,7 @@ impl Exchange {
             // The sender must hear that its peer lives, and what did arrive.
             self.received.hurry(now);
         } else {
-            self.received.on_packet(now, number, body.len(), heard.eliciting, heard.at_once);
+            self.received.on_packet(now, number, body.len(), heard.eliciting, heard.at_once, blind);
         }
         if std::mem::take(&mut self.incoming.has_news) {
             self.received.hurry(now);
@@ -251,8 +262,14 @@ impl Exchange {
         let floor = Some(expand(ack.head.floor, next)).filter(|floor| *floor <= next)?;
         let ranges = received::packets(largest, ack.packets())?;
         let delay = Duration::from_micros(u64::from(ack.head.delay) * TIME_UNIT_US);
+        let blind = Duration::from_micros(u64::from(ack.head.blind) * TIME_UNIT_US);
         let mut news = News::default();
+        let before = self.recovery.in_flight();
         self.recovery.on_ack(now, &ranges, delay, &mut news).ok()?;
+        // An older ACK that comes late counts fewer.
+        let marks = ack.head.ce.map_or(0, |marks| marks.saturating_sub(self.marks));
+        self.marks += marks;
+        self.report(now, &news, before, Report { blind, marks, ..Report::default() });
         self.on_news(&news);
         let mut finished = Finished::new();
         let mut is_news = self.outgoing.on_floor(floor, &mut finished);
@@ -298,6 +315,21 @@ impl Exchange {
             _ => {}
         }
         heard.eliciting = true;
+    }
+
+    /// The congestion response hears of everything that an acknowledgement, or the time, has shown.
+    fn report(&mut self, now: Instant, news: &News, before: u64, rest: Report) {
+        let report = Report {
+            sample: news.sample,
+            acknowledged: news.acknowledged_packets,
+            lost: news.lost_packets,
+            run: news.run,
+            largest: self.recovery.largest_acknowledged(),
+            next: self.recovery.next_number(),
+            is_used: before * 2 >= self.window,
+            ..rest
+        };
+        self.congestion.on_report(now, &report);
     }
 
     fn on_news(&mut self, news: &News) {
@@ -384,8 +416,16 @@ impl Exchange {
             self.ping_at(),
             self.patience(config),
             self.unknown_probe_at(),
+            self.paced_until(config),
         ];
         others.into_iter().flatten().fold(life, Instant::min)
+    }
+
+    /// The window is open, but the next packet must wait.
+    fn paced_until(&self, config: &Config) -> Option<Instant> {
+        let longest = self.longest(config) as u64;
+        let is_open = self.recovery.in_flight() + longest <= self.window && self.outgoing.is_sendable();
+        self.pacer.next().filter(|_| is_open && self.phase != Phase::Resting)
     }
 
     /// All packets are acknowledged, and a message has not ended.
@@ -439,6 +479,7 @@ impl Exchange {
             _ => {}
         }
         let mut news = News::default();
+        let before = self.recovery.in_flight();
         if self.recovery.on_timeout(now, &mut news) {
             self.probes = 1;
             // Each second probe is a PING: it is always taken, and so its acknowledgement shows what is lost.
@@ -448,6 +489,7 @@ impl Exchange {
                 oldest.iter().for_each(|content| self.repair(content));
             }
         }
+        self.report(now, &news, before, Report::default());
         self.on_news(&news);
         self.outgoing.on_timeout(now);
         self.incoming.on_timeout(now, actions);
@@ -505,10 +547,10 @@ impl Exchange {
             return None;
         }
         let ack_is_due = self.received.due().is_some_and(|due| due <= now);
-        let window = if self.phase == Phase::Opening { FIRST_WINDOW } else { config.window };
-        let longest = config.packet_len.min(self.start.largest);
-        let is_open = self.recovery.in_flight() + longest as u64 <= window * longest as u64;
-        let may_send = is_open || self.probes > 0;
+        let longest = self.longest(config);
+        self.window = self.congestion.bytes(longest).min(config.window);
+        let is_open = self.recovery.in_flight() + longest as u64 <= self.window;
+        let may_send = (is_open && self.pacer.due(now).is_none()) || self.probes > 0;
         let has_abandon = self.outgoing.next_abandon().is_some();
         let is_resting = self.phase == Phase::Resting;
         let is_bare = std::mem::take(&mut self.is_bare) && self.probes > 0;
@@ -532,7 +574,11 @@ impl Exchange {
         if eliciting {
             self.probes = 0;
         }
-        let is_last = !self.outgoing.is_sendable() || self.is_full(out.packet_len(), longest, window);
+        if out.has_segments() {
+            self.pacer.on_sent(now, &self.congestion, longest);
+        }
+        let is_full = self.recovery.in_flight() + (out.packet_len() + longest) as u64 > self.window;
+        let is_last = !self.outgoing.is_sendable() || is_full || self.pacer.due(now).is_some();
         if is_last {
             out.ask_for_ack();
         }
@@ -545,8 +591,9 @@ impl Exchange {
         Some(())
     }
 
-    fn is_full(&self, packet_len: usize, longest: usize, window: u64) -> bool {
-        self.recovery.in_flight() + (packet_len + longest) as u64 > window * longest as u64
+    /// Bytes of the longest packet.
+    fn longest(&self, config: &Config) -> usize {
+        config.packet_len.min(self.start.largest)
     }
 
     fn begin(&mut self, _: Instant, out: &mut PacketBuf) {

@@ -371,6 +371,8 @@ impl OutgoingMessages {
                 self.waiting.insert((until, number));
             }
             record.attempt = record.attempt.wrapping_add(1);
+            // The next try may wait for the window, and this VERDICT comes again meanwhile.
+            record.since = u64::MAX;
             record.next = 0;
             record.acknowledged.clear();
             record.missing.clear();

@@ -21,8 +21,9 @@ pub(super) const PACKET_RANGES: usize = 16;
 #[derive(Debug, Default)]
 pub(super) struct Received {
     numbers: RangeSet,
-    /// When the largest arrived.
+    /// When the largest arrived, and how long the socket had not been found empty then.
     largest_at: Option<Instant>,
+    blind: Duration,
     /// Packets that elicit an acknowledgement, and their bytes, since the last one was sent.
     packets: u32,
     bytes: u64,
@@ -48,10 +49,11 @@ impl Received {
         len: usize,
         eliciting: bool,
         at_once: bool,
+        blind: Duration,
     ) {
         let expected = self.largest() + 1;
         if number >= expected {
-            self.largest_at = Some(now);
+            (self.largest_at, self.blind) = (Some(now), blind);
         }
         self.numbers.insert(number..number + 1);
         self.numbers.keep_last(PACKET_RANGES);
@@ -98,7 +100,8 @@ impl Received {
     pub(super) fn ack(&self, now: Instant) -> Option<(ack::Head, SmallVec<[ack::Range; PACKET_RANGES]>)> {
         let largest = self.largest();
         let delay = self.largest_at.map_or(Duration::ZERO, |at| now.saturating_duration_since(at));
-        let delay = u16::try_from(delay.as_micros() / u128::from(TIME_UNIT_US)).unwrap_or(u16::MAX);
+        let units =
+            |time: Duration| u16::try_from(time.as_micros() / u128::from(TIME_UNIT_US)).unwrap_or(u16::MAX);
         let mut ranges = SmallVec::new();
         let mut below = largest + 1;
         for Range { start, end } in self.numbers.iter().rev() {
@@ -117,7 +120,12 @@ impl Received {
             below = start;
         }
         ranges.truncate(PACKET_RANGES);
-        let head = ack::Head { largest: uwarp_wire::rd::low(largest), delay, ..ack::Head::default() };
+        let head = ack::Head {
+            largest: uwarp_wire::rd::low(largest),
+            delay: units(delay),
+            blind: units(self.blind),
+            ..ack::Head::default()
+        };
         (largest > 0).then_some((head, ranges))
     }
 }
@@ -162,18 +170,18 @@ mod tests {
         let mut received = Received::default();
         assert!(received.ack(now).is_none());
         for number in [1, 2, 3, 7, 8, 12] {
-            received.on_packet(now, number, 100, true, false);
+            received.on_packet(now, number, 100, true, false, Duration::ZERO);
         }
         assert_eq!(named(&received), [12..13, 7..9, 1..4]);
         for number in 13..200_000 {
-            received.on_packet(now, number, 100, true, false);
+            received.on_packet(now, number, 100, true, false, Duration::ZERO);
         }
         let joined = named(&received);
         assert_eq!((joined.first().unwrap().end, joined.last().unwrap().clone()), (200_000, 1..4));
         assert!(joined.windows(2).all(|pair| pair[0].start >= pair[1].end));
         received.on_ack_arrived(8);
         assert_eq!(named(&received).last().unwrap().start, 12);
-        received.on_packet(now, 400_000, 100, true, false);
+        received.on_packet(now, 400_000, 100, true, false, Duration::ZERO);
         assert_eq!(named(&received).first(), Some(&(400_000..400_001)));
     }
 
@@ -181,15 +189,15 @@ mod tests {
     fn a_gap_and_much_data_do_not_wait() {
         let now = Instant::now();
         let mut received = Received::default();
-        received.on_packet(now, 1, 100, true, false);
+        received.on_packet(now, 1, 100, true, false, Duration::ZERO);
         assert_eq!(received.due(), Some(now + DELAY));
-        received.on_packet(now, 3, 100, true, false);
+        received.on_packet(now, 3, 100, true, false, Duration::ZERO);
         assert_eq!(received.due(), Some(now), "a gap");
         received.on_sent();
         assert_eq!(received.due(), None);
-        received.on_packet(now, 4, 100, false, true);
+        received.on_packet(now, 4, 100, false, true, Duration::ZERO);
         assert_eq!(received.due(), None, "an ACK is not acknowledged");
-        received.on_packet(now, 5, 65_536, true, false);
+        received.on_packet(now, 5, 65_536, true, false, Duration::ZERO);
         assert_eq!(received.due(), Some(now));
     }
 

@@ -59,8 +59,13 @@ pub(super) struct News {
     pub(super) lost: Vec<Content>,
     /// An ack-eliciting packet was acknowledged for the first time.
     pub(super) progress: bool,
-    /// Packets that were lost.
+    /// Packets that were lost, and the longest run of them with none between that has arrived.
     pub(super) lost_packets: u32,
+    pub(super) run: u32,
+    /// Ack-eliciting packets that were in flight until now.
+    pub(super) acknowledged_packets: u32,
+    /// The round-trip time of the largest of them, without the delay that the peer reports.
+    pub(super) sample: Option<Duration>,
 }
 
 /// Sent packets until their fate is known.
@@ -112,6 +117,10 @@ impl Recovery {
     /// Whether the peer owes an acknowledgement of something.
     pub(super) fn is_waiting(&self) -> bool {
         self.flying > 0
+    }
+
+    pub(super) fn largest_acknowledged(&self) -> u64 {
+        self.largest_acknowledged.unwrap_or(0)
     }
 
     pub(super) fn last_eliciting(&self) -> Option<Instant> {
@@ -170,11 +179,15 @@ impl Recovery {
         } else if sent.eliciting {
             self.in_flight -= u64::from(sent.bytes);
             self.flying -= 1;
+            news.acknowledged_packets += 1;
         }
         if sent.eliciting {
             news.progress = true;
             if let Some(delay) = largest {
-                self.rtt.update(now.saturating_duration_since(sent.at), delay);
+                let sample = now.saturating_duration_since(sent.at);
+                self.rtt.update(sample, delay);
+                // A peer that claims more than the whole time is not believed.
+                news.sample = Some(sample.checked_sub(delay).unwrap_or(sample));
             }
         }
     }
@@ -187,8 +200,10 @@ impl Recovery {
         let threshold = if reorders { REORDERED_THRESHOLD } else { PACKET_THRESHOLD };
         let delay = self.rtt.loss_delay();
         let older = usize::try_from(largest.saturating_sub(self.first)).unwrap_or(usize::MAX);
+        let mut run = 0;
         for (at, sent) in self.sent.iter_mut().enumerate().take(older) {
             if sent.fate != Fate::Flying {
+                run = if sent.fate == Fate::Acknowledged { 0 } else { run };
                 continue;
             }
             let number = self.first + at as u64;
@@ -202,6 +217,8 @@ impl Recovery {
             news.lost.extend(sent.contents.iter().copied());
             if sent.eliciting {
                 news.lost_packets += 1;
+                run += 1;
+                news.run = news.run.max(run);
                 self.in_flight -= u64::from(sent.bytes);
                 self.flying -= 1;
             }

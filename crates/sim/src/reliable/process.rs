@@ -56,6 +56,8 @@ pub struct Process {
     pub counts: Counts,
     rd: Rd,
     stopped_until: Time,
+    /// When it last did something.
+    last_turn: Time,
     posted: BTreeMap<Ticket, usize>,
     /// Receives of each queue pair, in the order in which they are used.
     receives: BTreeMap<u32, VecDeque<u64>>,
@@ -83,6 +85,7 @@ impl Process {
             counts: Counts::default(),
             rd: Rd::new(&Now::at(instant(now)), config, &seed),
             stopped_until: 0,
+            last_turn: 0,
             posted: BTreeMap::new(),
             receives: numbers.clone().map(|qpn| (qpn, VecDeque::new())).collect(),
             count: numbers.map(|qpn| (qpn, 0)).collect(),
@@ -179,6 +182,11 @@ impl Process {
         early: &mut Vec<Datagram>,
     ) {
         let at = Now::at(instant(now));
+        // It has waited for this, unless it was stopped.
+        if self.stopped_until <= self.last_turn {
+            self.rd.on_socket_empty(&at);
+        }
+        self.last_turn = now;
         while let Some(datagram) = self.inbox.pop_front() {
             let mut arrivals = Vec::new();
             let route = Route { local: self.at, remote: datagram.from };
