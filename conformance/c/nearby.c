@@ -312,7 +312,7 @@ int main(int argc, char **argv)
 		receive(&me, i);
 	witness = start("echo", false);
 	share(witness.qpn, 1);
-	/* The two have agreed, or given up, after 200 ms. */
+	/* Time for the two to agree. */
 	for (uint64_t end = now_ms() + 500; now_ms() < end;)
 		ask(witness.qpn, 10000);
 	check(slabs(NULL) == 1, "datagrams go by memory", "%d", slabs(NULL));

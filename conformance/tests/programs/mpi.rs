@@ -6,6 +6,7 @@ use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use rustix::process::{Pid, Signal, kill_process};
+use serde_json::Value;
 use uwarp_conformance::check;
 use uwarp_conformance::netns::{Bridged, NetNs, Veth};
 use uwarp_conformance::process::{Cmd, Running};
@@ -252,6 +253,13 @@ fn many() -> Vec<Case> {
             Long(|w, p| w.exchange(OPEN_MPI, 16, "ofi", p)),
         ),
         row(
+            "mpirun.openmpi -np 64",
+            "uwarp mpi --transport rc, 32 processes for each processor or so",
+            "every byte; of the links between two ranks at most one in 50 is TCP",
+            LO,
+            Long(|w, p| w.exchange_of_many(64, p)),
+        ),
+        row(
             "mpirun.mpich -np 8",
             "uwarp mpi --transport rc",
             EXCHANGE,
@@ -404,6 +412,35 @@ impl World {
 
     pub fn exchange(&self, mpi: Mpi, ranks: u32, transport: &'static str, place: Place<'_>) -> Outcome {
         exchanged(&self.job("exchange", Job { mpi, ranks, transport }, &[], place)?)
+    }
+
+    /// `exchange` with many more ranks than processors, most of which wait for one at any time. Where memory
+    /// is the default, they have it nevertheless.
+    fn exchange_of_many(&self, ranks: u32, place: Place<'_>) -> Outcome {
+        let built = Built::new("exchange", OPEN_MPI)?;
+        let job = self.launch(built.dir.path(), Job { mpi: OPEN_MPI, ranks, transport: "rc" }, place)?;
+        let job = job.limit(2 * LIMIT).arg(&built.program).arg(self.rounds()).spawn()?;
+        // All of them have spoken with all.
+        job.until(LIMIT, "the end of the all-to-all", |job| job.so_far().contains("ok all-to-all: "))?;
+        let of_each = processes_of(&built.program)?.into_iter().map(held).collect::<Vec<_>>();
+        let stat = Cmd::new(self.dist()?.uwarp()?).args("stat --json").run_ok()?;
+        let out = job.wait_at_most(LIMIT);
+        out.exited_ok()?;
+        exchanged(&out.stdout)?;
+
+        let (by_memory, others) = links(&stat.stdout, "exchange")?;
+        println!("{ranks} ranks: {by_memory} ends by memory, {} not; the most of a rank:", others.len());
+        let most = |of: fn(&Held) -> u64| of_each.iter().flatten().map(of).max().unwrap_or_default();
+        let [addresses, tables] = [most(|held| held.addresses), most(|held| held.page_tables)];
+        println!(
+            "{} descriptors, {addresses} KiB of addresses, {tables} of page tables",
+            most(|h| h.descriptors)
+        );
+        let all = by_memory + others.len();
+        require!(all as u32 >= 2 * ranks, "{all} connections");
+        let is_default = std::env::var_os("UWARP_LINK").is_none();
+        require!(!is_default || others.len() * 50 <= all, "{} of {all} by TCP: {others:#?}", others.len());
+        Ok(())
     }
 
     /// `exchange` as iWARP, each rank started by `uwarp run`, so that it has files of its own host.
@@ -569,6 +606,38 @@ impl World {
         }
         Ok(cmd)
     }
+}
+
+/// Ends of connections of all processes with this name, as `uwarp stat --json` has them: those by memory, and
+/// what it says of the others. (UCX connects each rank with itself, too.)
+fn links(report: &str, name: &str) -> Outcome<(usize, Vec<String>)> {
+    let report: Value = serde_json::from_str(report).context("the report of uwarp stat")?;
+    let processes = report["processes"].as_array().into_iter().flatten();
+    let qps = processes.filter(|process| process["command"] == name);
+    let qps = qps.flat_map(|process| process["queue_pairs"].as_array().into_iter().flatten());
+    let ends = qps.filter(|qp| qp["service"] == "RC" && qp["peer_qpn"] != qp["qpn"]);
+    let (by_memory, others): (Vec<_>, Vec<_>) = ends.partition(|qp| qp["link"] == "memory");
+    let said = |qp: &Value| format!("{} {} {}", qp["state"], qp["link"], qp["why_tcp"]);
+    Ok((by_memory.len(), others.into_iter().map(said).collect()))
+}
+
+/// What a process holds; the last two in KiB.
+struct Held {
+    descriptors: u64,
+    addresses: u64,
+    page_tables: u64,
+}
+
+/// `None`: it has ended.
+fn held(pid: Pid) -> Option<Held> {
+    let of = PathBuf::from(format!("/proc/{}", pid.as_raw_nonzero()));
+    let status = std::fs::read_to_string(of.join("status")).ok()?;
+    let line = |name: &str| {
+        let line = status.lines().find_map(|line| line.strip_prefix(name))?;
+        line.trim_start_matches(':').trim().trim_end_matches(" kB").parse().ok()
+    };
+    let descriptors = std::fs::read_dir(of.join("fd")).ok()?.count() as u64;
+    Some(Held { descriptors, addresses: line("VmSize")?, page_tables: line("VmPTE")? })
 }
 
 /// What `c/mpi/exchange.c` says at its end.

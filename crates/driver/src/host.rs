@@ -58,10 +58,10 @@ pub use words::Why;
 
 pub use crate::qp::Settling;
 
-/// How long an initiator waits for the answer, or for one to another question. It stays with TCP then.
-const ANSWER: Duration = Duration::from_millis(200);
-/// The same where memory is required: what comes later would be a failure.
-const REQUIRED: Duration = Duration::from_secs(2);
+/// How long an initiator waits for the answer, or for one to another question. It stays with TCP then, or
+/// fails where memory is required. The process has just answered over TCP: if it is late now, it waits for a
+/// processor, and would be as late over TCP.
+const ANSWER: Duration = Duration::from_secs(2);
 /// After a failure, a process is not asked again for so long.
 const AFTER_FAILURE: Duration = Duration::from_secs(10);
 
@@ -91,7 +91,7 @@ pub fn begin(
     negotiated: &Negotiated,
     ends: [SocketAddr; 2],
 ) {
-    let unsettled = Unsettled { qp: Arc::downgrade(qp), number, requires: choice == LinkChoice::Memory };
+    let unsettled = Unsettled { qp: Arc::downgrade(qp), number };
     let Some(host) = negotiated.host else {
         // On another host there is nothing to say, unless memory is required.
         if choice != LinkChoice::Tcp && (choice == LinkChoice::Memory || are_one_host(ends)) {
@@ -143,8 +143,6 @@ enum Known {
 pub(crate) struct Unsettled {
     qp: Weak<Qp>,
     number: StreamNumber,
-    /// The user requires memory.
-    requires: bool,
 }
 
 impl Unsettled {
@@ -197,14 +195,6 @@ impl Wants {
         match self {
             Self::Stream(unsettled) => unsettled.stay(why),
             Self::Datagrams(way) => way.stay(why),
-        }
-    }
-
-    /// How long it waits for an answer.
-    fn patience(&self) -> Duration {
-        match self {
-            Self::Stream(unsettled) if unsettled.requires => REQUIRED,
-            _ => ANSWER,
         }
     }
 

@@ -18,7 +18,7 @@ use uwarp_process::{Descriptor, Mutex, OnceValue};
 
 use super::fading::{Fading, has_no_streams};
 use super::words::{Answer, Join};
-use super::{AFTER_FAILURE, Wants, Why, end_datagrams, is_same_user, name, receive, send};
+use super::{AFTER_FAILURE, ANSWER, Wants, Why, end_datagrams, is_same_user, name, receive, send};
 use crate::engine::Engine;
 use crate::lanes::Lanes;
 use crate::source::{Interest, Readiness, Source, Token};
@@ -186,7 +186,7 @@ impl Asking {
             self.end(why);
             return Err((why, wants));
         }
-        let until = Instant::now() + wants.patience();
+        let until = Instant::now() + ANSWER;
         state.waiting.push(Waiting { nonce, end, wants, until });
         self.set_timer(&state);
         Ok(())
@@ -229,7 +229,7 @@ impl Asking {
         // It answers one after the other, so the others wait anew.
         let now = Instant::now();
         for waiting in &mut state.waiting {
-            waiting.until = waiting.until.max(now + waiting.wants.patience());
+            waiting.until = now + ANSWER;
         }
         self.set_timer(&state);
         state.send_more();
