@@ -67,20 +67,25 @@ impl Inner {
 #[derive(Debug)]
 pub(crate) struct Places {
     freed: AtomicU32,
-    /// True for a shared receive queue: several queue pairs, each with its own completion queue, complete its
-    /// receives in any order.
-    shared: bool,
+    /// Work requests complete in any order: those of a shared receive queue, which several queue pairs
+    /// complete, each on its own completion queue; and those of a queue pair for reliable datagrams.
+    in_any_order: bool,
 }
 
 impl Places {
     /// For a queue whose work requests complete in the order they were posted, on one completion queue.
     pub fn in_order() -> Arc<Self> {
-        Arc::new(Self { freed: AtomicU32::new(0), shared: false })
+        Arc::new(Self { freed: AtomicU32::new(0), in_any_order: false })
     }
 
-    /// For a shared receive queue.
-    pub fn shared() -> Arc<Self> {
-        Arc::new(Self { freed: AtomicU32::new(0), shared: true })
+    /// For a queue whose work requests complete in any order, possibly on several completion queues.
+    pub fn in_any_order() -> Arc<Self> {
+        Arc::new(Self { freed: AtomicU32::new(0), in_any_order: true })
+    }
+
+    /// See [`Self::in_any_order`].
+    pub fn is_in_any_order(&self) -> bool {
+        self.in_any_order
     }
 
     /// Places freed since the start; wraps.
@@ -88,14 +93,19 @@ impl Places {
         self.freed.load(Ordering::Acquire)
     }
 
-    /// Frees all places before `tail`, or one of a shared queue.
+    /// Frees all places before `tail`, or one of a queue that completes in any order.
     pub fn free(&self, tail: u32) {
-        if self.shared {
+        if self.in_any_order {
             self.freed.fetch_add(1, Ordering::Release);
         } else {
             // Under the completion queue's lock, so in order.
             self.freed.store(tail, Ordering::Release);
         }
+    }
+
+    /// Frees all places before `tail`, when no work request and no completion of the queue is left.
+    pub fn free_all(&self, tail: u32) {
+        self.freed.store(tail, Ordering::Release);
     }
 }
 
@@ -435,7 +445,7 @@ impl Cq {
                 // This completion will never be polled. (A place of a queue pair's own queue becomes free
                 // with its next completion, if there is one.)
                 if let Some(Some(places)) = inner.work_queues.get(key as usize)
-                    && places.shared
+                    && places.in_any_order
                 {
                     places.free(tail);
                 }
@@ -789,7 +799,7 @@ mod tests {
     #[test]
     fn a_lost_completion_frees_its_place_in_a_shared_queue() {
         let cq = Cq::new(1, 0, None, Arc::new(Count::default()));
-        let (places, shared) = (Places::in_order(), Places::shared());
+        let (places, shared) = (Places::in_order(), Places::in_any_order());
         let own = Outlet::new(cq.clone(), places.clone());
         let pool = Outlet::new(cq.clone(), shared.clone());
         assert!(own.push(1, wc(WcStatus::Success), false));
@@ -801,7 +811,7 @@ mod tests {
     #[test]
     fn a_dropped_work_queue_drops_its_completions() {
         let cq = Cq::new(16, 0, None, Arc::new(Count::default()));
-        let (places, shared) = (Places::in_order(), Places::shared());
+        let (places, shared) = (Places::in_order(), Places::in_any_order());
         let gone = Outlet::new(cq.clone(), places.clone());
         let stays = Outlet::new(cq.clone(), shared.clone());
         for tail in 1..=3 {

@@ -6,6 +6,8 @@
 use std::collections::VecDeque;
 use std::sync::Arc;
 
+use smallvec::SmallVec;
+
 use crate::cq::Places;
 use crate::error::VerbsError;
 use crate::mr::Part;
@@ -70,7 +72,7 @@ pub(crate) struct SendQueue {
 }
 
 impl SendQueue {
-    pub fn new(depth: u32, max_sge: u32, max_inline: u32) -> Self {
+    pub fn new(depth: u32, max_sge: u32, max_inline: u32, places: Arc<Places>) -> Self {
         Self {
             slots: VecDeque::new(),
             sges: VecDeque::new(),
@@ -78,7 +80,7 @@ impl SendQueue {
             inline: Vec::new(),
             head: 0,
             next: 0,
-            places: Places::in_order(),
+            places,
             freed: 0,
             to_poll: 0,
             depth,
@@ -100,6 +102,12 @@ impl SendQueue {
         self.head as u32
     }
 
+    /// The work request whose place [`Self::pass`] has taken ends without a completion. Only of a queue that
+    /// completes in any order; elsewhere the next completion frees the place, too.
+    pub fn ends_silently(&self) {
+        self.places.free(0);
+    }
+
     /// Places that become free only when the program has polled all completions made so far.
     #[inline]
     pub fn unpolled(&self) -> u32 {
@@ -109,15 +117,21 @@ impl SendQueue {
     /// Whether every place is taken when `ahead` more are. The place of a work request with a completion is
     /// free when the program has polled it. The place of another one is free with the next completion, as
     /// with adapters, or when nothing is left to poll: programs that never ask for a completion work with
-    /// siw and rxe.
+    /// siw and rxe. Where they complete in any order, each has a place of its own.
     #[inline]
     fn is_full(&mut self, ahead: u32) -> bool {
         let end = self.end() + u64::from(ahead);
         if end - self.freed < u64::from(self.depth) {
             return false;
         }
-        let unpolled = self.unpolled();
-        self.freed = if unpolled == 0 { self.head } else { self.to_poll - u64::from(unpolled) };
+        self.freed = if self.places.is_in_any_order() {
+            self.head - u64::from((self.head as u32).wrapping_sub(self.places.freed()))
+        } else {
+            match self.unpolled() {
+                0 => self.head,
+                unpolled => self.to_poll - u64::from(unpolled),
+            }
+        };
         end - self.freed >= u64::from(self.depth)
     }
 
@@ -127,7 +141,7 @@ impl SendQueue {
         if self.is_full(ahead) { Err(VerbsError::QueueFull) } else { Ok(()) }
     }
 
-    /// Takes a place, which is there, for a work request that completes at once.
+    /// Takes a place, which is there, for a work request that completes at once, or that the service keeps.
     pub fn pass(&mut self) {
         self.head += 1;
         self.next = self.head;
@@ -273,7 +287,7 @@ impl SendQueue {
     pub fn clear(&mut self) {
         while self.pop().is_some() {}
         (self.freed, self.to_poll) = (self.head, self.head);
-        self.places.free(self.head as u32);
+        self.places.free_all(self.head as u32);
     }
 }
 
@@ -282,6 +296,15 @@ pub(crate) struct RqSlot {
     pub wr_id: u64,
     pub total: u32,
     sges: u16,
+}
+
+/// A receive that was taken out of its queue. Its place stays taken until its completion is polled, or it is
+/// put back.
+#[derive(Debug)]
+pub(crate) struct TakenRecv {
+    pub wr_id: u64,
+    pub total: u32,
+    pub sges: SmallVec<[Sge; 2]>,
 }
 
 /// The receive queue, of one queue pair or shared.
@@ -300,16 +323,7 @@ pub(crate) struct RecvQueue {
 }
 
 impl RecvQueue {
-    pub fn new(depth: u32, max_sge: u32) -> Self {
-        Self::with(depth, max_sge, Places::in_order())
-    }
-
-    /// For a shared receive queue.
-    pub fn shared(depth: u32, max_sge: u32) -> Self {
-        Self::with(depth, max_sge, Places::shared())
-    }
-
-    fn with(depth: u32, max_sge: u32, places: Arc<Places>) -> Self {
+    pub fn new(depth: u32, max_sge: u32, places: Arc<Places>) -> Self {
         Self { slots: VecDeque::new(), sges: VecDeque::new(), posted: 0, places, freed: 0, depth, max_sge }
     }
 
@@ -375,6 +389,20 @@ impl RecvQueue {
         Some(slot)
     }
 
+    /// Takes the oldest receive out, with its scatter list.
+    pub fn take_front(&mut self) -> Option<TakenRecv> {
+        let slot = self.slots.pop_front()?;
+        let count = usize::from(slot.sges).min(self.sges.len());
+        Some(TakenRecv { wr_id: slot.wr_id, total: slot.total, sges: self.sges.drain(..count).collect() })
+    }
+
+    /// Makes it the oldest receive again.
+    pub fn put_back(&mut self, recv: TakenRecv) {
+        let sges = u16::try_from(recv.sges.len()).unwrap_or(u16::MAX);
+        recv.sges.into_iter().rev().for_each(|sge| self.sges.push_front(sge));
+        self.slots.push_front(RqSlot { wr_id: recv.wr_id, total: recv.total, sges });
+    }
+
     /// Moves the oldest receive to the end of `to`; returns whether there was one.
     pub fn move_front(&mut self, to: &mut Self) -> bool {
         let Some(slot) = self.slots.pop_front() else { return false };
@@ -402,7 +430,7 @@ impl RecvQueue {
         self.slots.clear();
         self.sges.clear();
         self.freed = self.posted;
-        self.places.free(self.posted);
+        self.places.free_all(self.posted);
     }
 }
 
@@ -478,7 +506,7 @@ mod tests {
 
     #[test]
     fn a_full_queue_refuses_and_recovers() {
-        let mut q = SendQueue::new(2, 2, 16);
+        let mut q = SendQueue::new(2, 2, 16, Places::in_order());
         let list = [sge(1, 2), sge(3, 4)];
         let wr = SendWr {
             wr_id: 1,
@@ -506,7 +534,7 @@ mod tests {
 
     #[test]
     fn inline_bytes_are_copied_by_the_post() {
-        let mut q = SendQueue::new(2, 2, 16);
+        let mut q = SendQueue::new(2, 2, 16, Places::in_order());
         let mut data = *b"hello";
         let list = [sge(data.as_ptr().expose_provenance() as u64, 5)];
         let wr =

@@ -21,7 +21,7 @@ use crate::cq::Places;
 use crate::error::VerbsError;
 use crate::event::{AsyncEvent, AsyncSink, EventKind};
 use crate::pd::Pd;
-use crate::queues::RecvQueue;
+use crate::queues::{RecvQueue, TakenRecv};
 use crate::sync::Mutex;
 use crate::wr::RecvWr;
 
@@ -142,7 +142,7 @@ impl Srq {
     pub fn new(init: SrqInit) -> Arc<Self> {
         Arc::new(Self {
             inner: Mutex::new(Inner {
-                queue: RecvQueue::shared(init.max_wr, init.max_sge),
+                queue: RecvQueue::new(init.max_wr, init.max_sge, Places::in_any_order()),
                 limit: 0,
                 waiting: VecDeque::new(),
                 kept: HashSet::new(),
@@ -208,30 +208,56 @@ impl Srq {
     /// Moves a receive to `to`, for queue pair `qpn`; returns whether there was one for it. If not, and
     /// `waiter` is given, the queue pair enters the line.
     pub(crate) fn take(&self, qpn: u32, to: &mut RecvQueue, waiter: Option<&Weak<dyn Waiter>>) -> bool {
-        self.take_fitting(qpn, 0, to, waiter).unwrap_or(false)
+        let moved = self.take_fitting(qpn, 0, |queue| queue.move_front(to).then_some(()), waiter);
+        matches!(moved, Some(Some(())))
     }
 
     /// The same for a datagram of `length` bytes, which does not wait. `None`: the next receive is too short
     /// for it, and stays in the queue for any queue pair.
     pub(crate) fn take_for_datagram(&self, qpn: u32, length: u32, to: &mut RecvQueue) -> Option<bool> {
-        self.take_fitting(qpn, length, to, None)
+        self.take_fitting(qpn, length, |queue| queue.move_front(to).then_some(()), None)
+            .map(|moved| moved.is_some())
     }
 
-    fn take_fitting(
+    /// Takes a receive for a reliable datagram of `length` bytes to queue pair `qpn`, which keeps it until
+    /// the message is complete. Such a message does not enter the line: its sender tries again. `None`: the
+    /// next receive is too short for it, and stays in the queue for any queue pair.
+    pub(crate) fn take_for_message(&self, qpn: u32, length: u32) -> Option<Option<TakenRecv>> {
+        self.take_fitting(qpn, length, RecvQueue::take_front, None)
+    }
+
+    /// The receive of [`Self::take_for_message`] is the next one again: its message has been given up. The
+    /// queue pairs in the line keep their order, and the first of them may get it. The caller must notify
+    /// the returned ones.
+    pub(crate) fn put_back(&self, recv: TakenRecv) -> Woken {
+        let mut inner = self.inner.lock();
+        inner.queue.put_back(recv);
+        inner.keep()
+    }
+
+    fn take_fitting<T>(
         &self,
         qpn: u32,
         length: u32,
-        to: &mut RecvQueue,
+        take: impl FnOnce(&mut RecvQueue) -> Option<T>,
         waiter: Option<&Weak<dyn Waiter>>,
-    ) -> Option<bool> {
+    ) -> Option<Option<T>> {
         let mut inner = self.inner.lock();
-        if inner.queue.front().is_some_and(|recv| recv.total < length) {
-            return None;
-        }
         // Usually no queue pair waits, and no receive is reserved.
-        let mine = !inner.kept.is_empty() && inner.kept.remove(&qpn);
-        let taken = (mine || inner.free() > 0) && inner.queue.move_front(to);
-        if !taken && let Some(waiter) = waiter {
+        let mine = !inner.kept.is_empty() && inner.kept.contains(&qpn);
+        let mut taken = None;
+        if mine || inner.free() > 0 {
+            if inner.queue.front().is_some_and(|recv| recv.total < length) {
+                return None;
+            }
+            if mine {
+                inner.kept.remove(&qpn);
+            }
+            taken = take(&mut inner.queue);
+        }
+        if taken.is_none()
+            && let Some(waiter) = waiter
+        {
             inner.waiting.push_back((qpn, waiter.clone()));
         }
         let low = inner.queue.len() < inner.limit as usize;
@@ -312,7 +338,7 @@ mod tests {
 
         /// Queue pair `n` takes a receive, or enters the line.
         fn take(&self, n: usize) -> Option<u64> {
-            let mut to = RecvQueue::new(1, 2);
+            let mut to = RecvQueue::new(1, 2, Places::in_order());
             let waiter: Weak<dyn Waiter> = Arc::downgrade(&self.waiters[n]) as Weak<dyn Waiter>;
             let taken = self.srq.take(n as u32, &mut to, Some(&waiter));
             assert_eq!(taken, to.front().is_some());
@@ -349,7 +375,7 @@ mod tests {
     fn a_place_is_free_when_its_completion_was_polled() {
         let f = Fixture::new();
         f.post(0..8).unwrap();
-        let mut own = RecvQueue::new(1, 2);
+        let mut own = RecvQueue::new(1, 2, Places::in_order());
         for _ in 0..8 {
             assert!(f.srq.take(1, &mut own, None));
             own.pop();
@@ -366,7 +392,7 @@ mod tests {
         f.post(0..2).unwrap();
         assert_eq!(f.woken(), [1, 0, 1, 0]);
         // A queue pair that came later does not overtake, nor does one that still waits.
-        assert!(!f.srq.take(1, &mut RecvQueue::new(1, 2), None));
+        assert!(!f.srq.take(1, &mut RecvQueue::new(1, 2, Places::in_order()), None));
         assert_eq!(f.take(3), None);
         assert_eq!((f.take(0), f.take(2)), (Some(0), Some(1)));
         // After being served, a queue pair enters the line at its end.

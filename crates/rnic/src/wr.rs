@@ -209,6 +209,7 @@ pub enum WcStatus {
     RemOpErr = 11,
     RetryExcErr = 12,
     RnrRetryExcErr = 13,
+    RemInvRdReqErr = 15,
     RemAbortErr = 16,
     FatalErr = 19,
     RespTimeoutErr = 20,

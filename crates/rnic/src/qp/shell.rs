@@ -16,7 +16,7 @@ use std::sync::Arc;
 use super::attr::{QpAttr, QpInit, QpModify};
 use super::counters::Counters;
 use super::state::QpState;
-use crate::cq::Outlet;
+use crate::cq::{Outlet, Places};
 use crate::error::VerbsError;
 use crate::event::{AsyncEvent, AsyncSink, EventKind};
 use crate::mr::{Access, MrCache};
@@ -45,21 +45,32 @@ pub(super) struct Shell {
     pub local: MrCache,
     /// A completion was lost because its completion queue was full, and the service has not reacted yet.
     overflowed: bool,
+    /// The program has heard of the first one.
+    overflow_reported: bool,
     pub counters: Counters,
 }
 
 impl Shell {
-    /// A queue pair in RESET.
+    /// A queue pair in RESET, whose work requests complete in the order of posting.
     pub fn new(qpn: u32, init: QpInit) -> Self {
+        Self::with(qpn, init, Places::in_order)
+    }
+
+    /// The same, where each work request completes when its own message is done.
+    pub fn in_any_order(qpn: u32, init: QpInit) -> Self {
+        Self::with(qpn, init, Places::in_any_order)
+    }
+
+    fn with(qpn: u32, init: QpInit, places: fn() -> Arc<Places>) -> Self {
         let mut caps = init.caps;
         let rq = match &init.srq {
-            None => RecvQueue::new(caps.max_recv_wr, caps.max_recv_sge),
+            None => RecvQueue::new(caps.max_recv_wr, caps.max_recv_sge, places()),
             Some(srq) => {
                 (caps.max_recv_wr, caps.max_recv_sge) = (0, 0);
-                RecvQueue::new(1, srq.query().max_sge)
+                RecvQueue::new(1, srq.query().max_sge, places())
             }
         };
-        let sq = SendQueue::new(caps.max_send_wr, caps.max_send_sge, caps.max_inline_data);
+        let sq = SendQueue::new(caps.max_send_wr, caps.max_send_sge, caps.max_inline_data, places());
         let receive_places = init.srq.as_ref().map_or_else(|| rq.places().clone(), |srq| srq.places());
         Self {
             qpn,
@@ -75,6 +86,7 @@ impl Shell {
             rq,
             local: MrCache::default(),
             overflowed: false,
+            overflow_reported: false,
             counters: Counters::default(),
         }
     }
@@ -111,7 +123,7 @@ impl Shell {
             (0..self.rq.len()).for_each(|_| places.free(0));
         }
         self.rq.clear();
-        self.overflowed = false;
+        (self.overflowed, self.overflow_reported) = (false, false);
         // The program does not wait for the draining any more; an event would be about a queue pair that may
         // be destroyed.
         self.notify_sqd = false;
@@ -241,6 +253,26 @@ impl Shell {
     #[inline]
     pub fn take_overflow(&mut self) -> bool {
         std::mem::take(&mut self.overflowed)
+    }
+
+    /// Whether a completion was lost for the first time since RESET: reports it, and the service must go to
+    /// ERROR, if it is not there. For services without a stream.
+    pub fn reports_overflow(&mut self) -> bool {
+        let reports = self.take_overflow() && !std::mem::replace(&mut self.overflow_reported, true);
+        if reports {
+            self.event(EventKind::QpFatal);
+        }
+        reports
+    }
+
+    /// Whether messages are received in the state that the queue pair is in.
+    pub fn receives(&self) -> bool {
+        matches!(self.attr.state, QpState::Rtr | QpState::Rts | QpState::Sqd | QpState::Sqe)
+    }
+
+    /// The protection domain of the receives.
+    pub fn recv_pd(&self) -> u32 {
+        self.srq.as_ref().map_or(self.pd.id(), |srq| srq.pd().id())
     }
 
     /// Reports an asynchronous event.

@@ -14,139 +14,35 @@ use std::collections::VecDeque;
 use std::fmt;
 use std::net::{IpAddr, SocketAddr};
 
-use serde::Serialize;
 use uwarp_proto::datagram::{self, Head, Message};
 use uwarp_wire::crc::Crc32c;
 use uwarp_wire::datagram::QPN_MULTICAST;
 use uwarp_wire::datagram::error::ErrorMessage;
-use uwarp_wire::grh::{self, Grh};
 
 pub use self::errors::PeerError;
 use self::errors::{ErrorQueue, Sent, Verdict};
 use super::attr::{QpAttr, QpInit, QpModify};
 use super::counters::Snapshot;
+use super::datagrams::{
+    Arrival, Dropped, Drops, GRH_LEN, UdSendWr, copy_in, copy_inline, copy_out, immediate_of, service_level,
+    total_len, write_grh,
+};
 use super::shell::Shell;
 use super::state::QpState;
-use crate::ah::{Ah, Endpoint, port_of};
+use crate::ah::{Endpoint, port_of};
 use crate::error::VerbsError;
 use crate::event::EventKind;
-use crate::mr::{Access, Part, random_u32};
+use crate::mr::random_u32;
 use crate::out::pool;
-use crate::queues::slice_sges;
 use crate::trace;
-use crate::wr::{RecvWr, SendFlags, SendOp, SendWr, Sge, Wc, WcFlags, WcOpcode, WcStatus};
-use uwarp_mem as mem;
+use crate::wr::{RecvWr, SendFlags, SendWr, Wc, WcFlags, WcOpcode, WcStatus};
 
-/// Bytes before the payload of a received message: room for a global routing header, as in the verbs.
-pub const GRH_LEN: u32 = grh::LEN as u32;
 /// Payload of the largest message unless the program asks for more: the largest path MTU of the verbs.
 pub const MAX_PAYLOAD: u32 = 4096;
 /// Payload of the largest message that a program can ask for ([`UdCore::set_max_message`]).
 pub const MOST_PAYLOAD: u32 = datagram::MOST_PAYLOAD as u32;
 /// Below this many bytes of sent datagrams, the buffer of waiting ones is not moved.
 const MOST_TAKEN: usize = 64 * 1024;
-/// A remote Q_Key with this bit stands for the queue pair's own (ibv_post_send(3), InfiniBand volume 1
-/// section 10.2.4.5).
-const CONTROLLED_QKEY: u32 = 1 << 31;
-
-/// A send work request of a datagram.
-#[derive(Clone, Copy)]
-pub struct UdSendWr<'a> {
-    /// What every service has. The operation is a Send, with immediate data or without.
-    pub wr: SendWr<'a>,
-    /// Where it goes.
-    pub ah: &'a Ah,
-    /// The receiver's queue pair.
-    pub remote_qpn: u32,
-    /// The receiver's Q_Key, or one with the top bit set for this queue pair's own.
-    pub remote_qkey: u32,
-}
-
-/// How a datagram came.
-#[derive(Debug, Clone, Copy)]
-pub struct Arrival {
-    /// Its sender's address.
-    pub from: IpAddr,
-    /// The address it was sent to.
-    pub to: IpAddr,
-    /// The sender's LID, where the device has LIDs.
-    pub slid: u16,
-}
-
-/// What a completion shows as the service level of a datagram. RoCE has none: adapters put there what headers
-/// the packet had (bit 3: UDP; 2: IPv4, 1: IPv6), and UCX 1.13 looks there for the form of the GRH area. It
-/// drops, without a word, each datagram whose destination it then does not find.
-fn service_level(arrival: &Arrival) -> u8 {
-    match (arrival.slid, arrival.to) {
-        (0, IpAddr::V4(_)) => 8 | 2,
-        (0, IpAddr::V6(_)) => 8 | 1,
-        // InfiniBand's.
-        _ => 0,
-    }
-}
-
-/// The immediate data of an operation, if it has any; refuses what datagrams cannot do.
-fn immediate_of(op: SendOp) -> Result<Option<[u8; 4]>, VerbsError> {
-    match op {
-        SendOp::Send { invalidate: None } => Ok(None),
-        SendOp::SendImmediate { imm } => Ok(Some(imm)),
-        _ => Err(VerbsError::Invalid("a datagram queue pair has Sends only")),
-    }
-}
-
-fn total_len(sges: &[Sge]) -> u64 {
-    sges.iter().map(|sge| u64::from(sge.length)).sum()
-}
-
-/// Why a queue pair dropped a datagram that was whole.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Dropped {
-    /// It does not receive in its state.
-    State,
-    /// Another Q_Key.
-    Qkey,
-    /// No receive was posted.
-    NoReceive,
-    /// Longer than the receive that was next, which stays.
-    TooLong,
-}
-
-/// The reason as docs/datagram-iwarp.md section 4.2 names it.
-impl fmt::Display for Dropped {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(match self {
-            Self::State => "state",
-            Self::Qkey => "Q_Key",
-            Self::NoReceive => "no receive",
-            Self::TooLong => "too long",
-        })
-    }
-}
-
-/// Datagrams that were dropped, by reason.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize)]
-#[allow(missing_docs)]
-pub struct Drops {
-    pub state: u64,
-    pub qkey: u64,
-    pub no_receive: u64,
-    pub too_long: u64,
-    /// The lower layer refused them on the way out: no route, a firewall.
-    pub unsent: u64,
-    /// Sent, and dropped by peers that said so. There may be more of them than were reported.
-    pub by_peer: u64,
-}
-
-impl std::ops::AddAssign for Drops {
-    fn add_assign(&mut self, other: Self) {
-        self.state += other.state;
-        self.qkey += other.qkey;
-        self.no_receive += other.no_receive;
-        self.too_long += other.too_long;
-        self.unsent += other.unsent;
-        self.by_peer += other.by_peer;
-    }
-}
 
 /// A work request that is not complete: its datagram waits for the lower layer, or it has failed and waits
 /// for those before it.
@@ -173,8 +69,6 @@ pub struct UdCore {
     draining: usize,
     msn: u32,
     incarnation: u32,
-    /// A completion was lost, and the program has heard of it.
-    overflow_reported: bool,
     drops: Drops,
     max_message: u32,
     /// Where the program wants to hear of Error Messages.
@@ -192,7 +86,6 @@ impl UdCore {
             draining: 0,
             msn: 0,
             incarnation: random_u32()?,
-            overflow_reported: false,
             drops: Drops::default(),
             max_message: MAX_PAYLOAD,
             errors: None,
@@ -236,7 +129,7 @@ impl UdCore {
     /// why not: the state, or none where the message in error is not of this queue pair's life or went
     /// elsewhere.
     pub fn handle_error(&mut self, message: &ErrorMessage, from: IpAddr) -> Result<(), Option<Dropped>> {
-        if !self.receives() {
+        if !self.shell.receives() {
             self.drops.state += 1;
             return Err(Some(Dropped::State));
         }
@@ -251,11 +144,6 @@ impl UdCore {
         }
         self.drops.by_peer += 1;
         Ok(())
-    }
-
-    /// Whether messages are received in this state.
-    fn receives(&self) -> bool {
-        matches!(self.shell.attr.state, QpState::Rtr | QpState::Rts | QpState::Sqd | QpState::Sqe)
     }
 
     /// Its attributes.
@@ -297,7 +185,6 @@ impl UdCore {
                 if let Some(errors) = &mut self.errors {
                     errors.clear();
                 }
-                self.overflow_reported = false;
             }
             QpState::Err => self.flush(),
             to => self.shell.go_to(to, notify_sqd),
@@ -378,10 +265,7 @@ impl UdCore {
         self.shell.may_send()?;
         immediate_of(wr.op)?;
         self.shell.check_send(wr)?;
-        let inline = wr.flags.contains(SendFlags::INLINE);
-        if inline && total_len(wr.sges) > u64::from(self.shell.attr.caps.max_inline_data) {
-            return Err(VerbsError::Invalid("more inline data than the queue pair was made for"));
-        }
+        ud.check_inline(self.shell.attr.caps.max_inline_data)?;
         if self.pending.len() + ahead as usize >= self.shell.attr.caps.max_send_wr as usize {
             return Err(VerbsError::QueueFull);
         }
@@ -423,12 +307,11 @@ impl UdCore {
     /// Copies a message after its headers, and its CRC after it; returns the datagram's length. `None`: its
     /// memory must not be used.
     fn stage(&mut self, ud: &UdSendWr<'_>, immediate: Option<[u8; 4]>, payload: u32) -> Option<usize> {
-        let own = ud.remote_qkey & CONTROLLED_QKEY != 0;
         self.msn = self.msn.wrapping_add(1);
         let head = Head {
             source_qpn: self.shell.qpn,
             destination_qpn: if ud.ah.is_group() { QPN_MULTICAST } else { ud.remote_qpn },
-            qkey: if own { self.shell.attr.qkey } else { ud.remote_qkey },
+            qkey: ud.qkey(self.shell.attr.qkey),
             immediate,
             solicited: ud.wr.flags.contains(SendFlags::SOLICITED),
             msn: self.msn,
@@ -441,7 +324,7 @@ impl UdCore {
         let start = self.staged.len();
         self.staged.reserve(datagram::OVERHEAD + payload as usize);
         self.staged.extend_from_slice(&head.to_bytes());
-        if !self.stage_payload(&ud.wr) {
+        if !self.stage_payload(&ud.wr, payload) {
             self.staged.truncate(start);
             return None;
         }
@@ -465,24 +348,13 @@ impl UdCore {
         }
     }
 
-    fn stage_payload(&mut self, wr: &SendWr<'_>) -> bool {
-        let staged = &mut self.staged;
+    fn stage_payload(&mut self, wr: &SendWr<'_>, payload: u32) -> bool {
         if wr.flags.contains(SendFlags::INLINE) {
-            for sge in wr.sges {
-                let start = staged.len();
-                staged.resize(start + sge.length as usize, 0);
-                let place = staged.get_mut(start..).unwrap_or(&mut []);
-                mem::copy_inline(place, mem::MemSeg { addr: sge.addr, len: sge.length as usize });
-            }
+            copy_inline(wr.sges, &mut self.staged);
             return true;
         }
-        let part = |sge: &Sge| Part { stag: sge.lkey, to: sge.addr, len: sge.length as usize };
         let Shell { local, pd, .. } = &mut self.shell;
-        wr.sges.iter().filter(|sge| sge.length > 0).all(|sge| {
-            let copied =
-                local.with(part(sge), pd.id(), Access::empty(), |memory| mem::copy_out(memory, staged));
-            matches!(copied, Ok(Ok(())))
-        })
+        copy_out(local, pd.id(), wr.sges.iter(), 0, payload, &mut self.staged)
     }
 
     /// The datagrams that the lower layer is to send now, oldest first.
@@ -605,7 +477,7 @@ impl UdCore {
     }
 
     fn place(&mut self, message: &Message<'_>, arrival: &Arrival) -> Result<(), Dropped> {
-        if !self.receives() {
+        if !self.shell.receives() {
             return Err(Dropped::State);
         }
         if message.head.qkey != self.shell.attr.qkey {
@@ -624,12 +496,11 @@ impl UdCore {
         if byte_len > room {
             return Err(Dropped::TooLong);
         }
-        let mut area = [0; grh::LEN];
         let len = datagram::OVERHEAD + message.payload.len();
-        Grh::of_datagram(arrival.from, arrival.to, u16::try_from(len).unwrap_or(u16::MAX)).emit(&mut area);
-        // With IPv4 the first half stays as the program left it.
-        let skip = if area[0] == 0 { grh::LEN - grh::V4_LEN } else { 0 };
-        let good = self.copy_in(skip as u32, &area[skip..]) && self.copy_in(GRH_LEN, message.payload);
+        let pd = self.shell.recv_pd();
+        let Shell { local, rq, .. } = &mut self.shell;
+        let good = write_grh(local, pd, rq.front_sges(), arrival, len)
+            && copy_in(local, pd, rq.front_sges(), GRH_LEN, message.payload);
         let Some(recv) = self.shell.rq.pop() else { return Ok(()) };
         if !good {
             // The program's own mistake, as with every service.
@@ -655,22 +526,6 @@ impl UdCore {
         Ok(())
     }
 
-    /// Copies bytes to where they belong in the receive at hand; says whether its memory could be used.
-    fn copy_in(&mut self, offset: u32, mut bytes: &[u8]) -> bool {
-        let pd = self.shell.srq.as_ref().map_or(self.shell.pd.id(), |srq| srq.pd().id());
-        let len = u32::try_from(bytes.len()).unwrap_or(u32::MAX);
-        let local = &mut self.shell.local;
-        slice_sges(self.shell.rq.front_sges(), offset, len).all(|part| {
-            match local.with(part, pd, Access::LOCAL_WRITE, |place| mem::copy_in(place, bytes)) {
-                Ok(Ok(n)) => {
-                    bytes = bytes.get(n..).unwrap_or(&[]);
-                    true
-                }
-                _ => false,
-            }
-        })
-    }
-
     fn complete_recv(&mut self, wc: Wc, solicited: bool) {
         self.shell.complete_recv(wc, solicited);
         self.check_overflow();
@@ -678,11 +533,7 @@ impl UdCore {
 
     /// A completion queue was full: the queue pair fails.
     fn check_overflow(&mut self) {
-        if !self.shell.take_overflow() || std::mem::replace(&mut self.overflow_reported, true) {
-            return;
-        }
-        self.shell.event(EventKind::QpFatal);
-        if self.shell.attr.state != QpState::Err {
+        if self.shell.reports_overflow() && self.shell.attr.state != QpState::Err {
             self.enter(QpState::Err, false);
         }
     }

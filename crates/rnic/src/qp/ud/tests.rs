@@ -4,12 +4,14 @@ use std::sync::{Arc, Mutex};
 use uwarp_wire::terminate::{TerminateError, UntaggedBuffer};
 
 use super::*;
+use crate::ah::Ah;
 use crate::cq::Cq;
 use crate::event::{AsyncEvent, AsyncSink};
-use crate::mr::Mr;
+use crate::mr::{Access, Mr};
 use crate::pd::Pd;
 use crate::qp::QpCaps;
 use crate::srq::{Srq, SrqInit};
+use crate::wr::{SendOp, Sge};
 
 #[derive(Default)]
 struct Events(Mutex<Vec<EventKind>>);

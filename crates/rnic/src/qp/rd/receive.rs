@@ -1,0 +1,237 @@
+//! The receives of messages that arrive. The first segment to come of a Send binds a receive to its message.
+//! It stays bound until the message is delivered, or is given up.
+
+use rustc_hash::FxHashMap;
+use uwarp_proto::rd::{MessageId, Placed};
+use uwarp_wire::ddp::{self, QN_SEND};
+use uwarp_wire::rd::chunk::Reason;
+use uwarp_wire::rd::segment::First;
+use uwarp_wire::rdmap::{Control, Opcode, RV};
+
+use super::RdCore;
+use crate::qp::datagrams::{Arrival, GRH_LEN, copy_in, service_level, write_grh};
+use crate::qp::shell::Shell;
+use crate::queues::TakenRecv;
+use crate::srq::Woken;
+use crate::wr::{Wc, WcFlags, WcOpcode, WcStatus};
+
+/// A segment of a message that arrives.
+#[derive(Debug, Clone, Copy)]
+pub struct RdSegment<'a> {
+    /// Its message.
+    pub message: MessageId,
+    /// The sender's queue pair.
+    pub source_qpn: u32,
+    /// Where the payload begins in the message.
+    pub offset: u32,
+    /// Bytes of the whole message.
+    pub message_len: u32,
+    /// The Q_Key, the immediate and the job key, if this is the first segment of the message.
+    pub first: Option<First>,
+    /// Its DDP header.
+    pub ddp: ddp::Header,
+    /// The payload.
+    pub bytes: &'a [u8],
+}
+
+/// The receive of a message that is not complete.
+struct Bound {
+    recv: TakenRecv,
+    /// Counts the receives that were bound.
+    number: u64,
+    message_len: u32,
+    source_qpn: u32,
+    solicited: bool,
+    immediate: Option<[u8; 4]>,
+    arrival: Arrival,
+}
+
+#[derive(Default)]
+pub(super) struct Receives {
+    // TODO(docs/rd.md section 8): no bound on what one peer binds. It must not count whole messages that wait
+    // for their turn, and only the machine knows which are whole.
+    bound: FxHashMap<MessageId, Bound>,
+    taken: u64,
+    /// Messages that have lost their receive although the machine counts on it, and why. Each ends with its
+    /// delivery or its taking back.
+    lost: FxHashMap<MessageId, Reason>,
+    /// A message has found no receive.
+    wanted: bool,
+    /// A receive has come since.
+    ready: bool,
+}
+
+impl Receives {
+    /// There is one more receive.
+    pub fn added(&mut self) {
+        self.ready |= self.wanted;
+    }
+
+    pub fn forget_wanted(&mut self) {
+        (self.wanted, self.ready) = (false, false);
+    }
+
+    /// Takes all bound receives from their messages, the first bound first.
+    pub fn lose_all(&mut self) -> Vec<TakenRecv> {
+        let mut all: Vec<_> = self.bound.drain().collect();
+        all.sort_unstable_by_key(|(_, bound)| bound.number);
+        self.lost.extend(all.iter().map(|(message, _)| (*message, Reason::Aborted)));
+        all.into_iter().map(|(_, bound)| bound.recv).collect()
+    }
+}
+
+impl RdCore {
+    /// Places a segment. The first one of a message that is answered with [`Placed::Done`] binds a receive to
+    /// it, and the owner ends that with [`Self::deliver`] or [`Self::take_back`], also if later segments are
+    /// refused.
+    pub fn place(&mut self, segment: &RdSegment<'_>, arrival: &Arrival) -> Placed {
+        let placed = self.place_checked(segment, arrival);
+        self.check_overflow();
+        placed.err().unwrap_or(Placed::Done)
+    }
+
+    fn place_checked(&mut self, segment: &RdSegment<'_>, arrival: &Arrival) -> Result<(), Placed> {
+        let refuse = |reason| Err(Placed::Refused(reason));
+        if let Some(reason) = self.receives.lost.get(&segment.message) {
+            return refuse(*reason);
+        }
+        if !self.shell.receives() {
+            self.drops.state += 1;
+            return refuse(Reason::InvalidDestination);
+        }
+        if segment.first.is_some_and(|first| first.qkey != self.shell.attr.qkey) {
+            self.drops.qkey += 1;
+            return refuse(Reason::InvalidDestination);
+        }
+        let Some(solicited) = is_solicited(&segment.ddp) else { return refuse(Reason::InvalidRequest) };
+        let is_new = !self.receives.bound.contains_key(&segment.message);
+        if is_new {
+            self.bind(segment, solicited, arrival)?;
+        }
+        let Some(bound) = self.receives.bound.get_mut(&segment.message) else { return Ok(()) };
+        let end = u64::from(segment.offset) + segment.bytes.len() as u64;
+        if bound.message_len != segment.message_len || end > u64::from(bound.message_len) {
+            return refuse(Reason::InvalidRequest);
+        }
+        if let Some(first) = segment.first {
+            bound.immediate = first.immediate;
+        }
+        let pd = self.shell.recv_pd();
+        let Shell { local, .. } = &mut self.shell;
+        let (area, sges) = (if self.how.grh { GRH_LEN } else { 0 }, bound.recv.sges.iter());
+        let payload = bound.message_len as usize;
+        let good = (!is_new || area == 0 || write_grh(local, pd, sges.clone(), arrival, payload))
+            && copy_in(local, pd, sges, area + segment.offset, segment.bytes);
+        if good {
+            return Ok(());
+        }
+        // The program's own mistake.
+        let Some(bound) = self.receives.bound.remove(&segment.message) else { return Ok(()) };
+        let wc = Wc::new(bound.recv.wr_id, WcStatus::LocProtErr, WcOpcode::Recv, self.shell.qpn);
+        self.shell.complete_recv(wc, false);
+        if !is_new {
+            self.receives.lost.insert(segment.message, Reason::Operation);
+        }
+        refuse(Reason::Operation)
+    }
+
+    /// Takes the next receive for the message of this segment.
+    fn bind(&mut self, segment: &RdSegment<'_>, solicited: bool, arrival: &Arrival) -> Result<(), Placed> {
+        let RdSegment { message_len, source_qpn, .. } = *segment;
+        let end = u64::from(segment.offset) + segment.bytes.len() as u64;
+        if end > u64::from(message_len) {
+            return Err(Placed::Refused(Reason::InvalidRequest));
+        }
+        let area = if self.how.grh { GRH_LEN } else { 0 };
+        let length = message_len.saturating_add(area);
+        let rq = &mut self.shell.rq;
+        let taken = match &self.shell.srq {
+            Some(srq) => srq.take_for_message(self.shell.qpn, length),
+            None if rq.front().is_some_and(|recv| recv.total < length) => None,
+            None => Some(rq.take_front()),
+        };
+        let Some(taken) = taken else {
+            self.drops.too_long += 1;
+            return Err(Placed::Refused(Reason::InvalidRequest));
+        };
+        let Some(recv) = taken else {
+            self.drops.no_receive += 1;
+            self.receives.wanted = true;
+            return Err(Placed::NoReceive(self.shell.attr.min_rnr_timer));
+        };
+        let number = self.receives.taken;
+        self.receives.taken += 1;
+        let immediate = None;
+        let arrival = *arrival;
+        let bound = Bound { recv, number, message_len, source_qpn, solicited, immediate, arrival };
+        self.receives.bound.insert(segment.message, bound);
+        Ok(())
+    }
+
+    /// A message is complete, and it is its turn: completes its receive. Does nothing if it has none.
+    pub fn deliver(&mut self, message: MessageId) {
+        let Some(bound) = self.receives.bound.remove(&message) else {
+            self.receives.lost.remove(&message);
+            return;
+        };
+        self.shell.counters.received.send.count(bound.message_len);
+        let mut wc = Wc::new(bound.recv.wr_id, WcStatus::Success, WcOpcode::Recv, self.shell.qpn);
+        wc.byte_len = bound.message_len;
+        if self.how.grh {
+            wc.byte_len = bound.message_len.saturating_add(GRH_LEN);
+            wc.flags = WcFlags::GRH;
+        }
+        wc.src_qp = bound.source_qpn;
+        wc.slid = bound.arrival.slid;
+        wc.sl = service_level(&bound.arrival);
+        if let Some(imm) = bound.immediate {
+            wc.flags |= WcFlags::WITH_IMM;
+            wc.imm_or_inv = u32::from_ne_bytes(imm);
+        }
+        self.shell.complete_recv(wc, bound.solicited);
+        self.check_overflow();
+    }
+
+    /// A message is given up, or begins again: its receive is the next one of its queue again. Does nothing if
+    /// it has none. Of several, the last one comes first, so that the order of the receives stays.
+    ///
+    /// A shared receive queue may give it to a queue pair that waits there, and the owner must notify that
+    /// one.
+    pub fn take_back(&mut self, message: MessageId) -> Woken {
+        let Some(bound) = self.receives.bound.remove(&message) else {
+            self.receives.lost.remove(&message);
+            return Woken::default();
+        };
+        match &self.shell.srq {
+            Some(srq) => srq.put_back(bound.recv),
+            None => {
+                self.shell.rq.put_back(bound.recv);
+                self.receives.added();
+                Woken::default()
+            }
+        }
+    }
+
+    /// Whether a receive has come since a message found none. Says so once.
+    // TODO: not of a shared receive queue, where whoever is refused comes again when the timer is over. Its
+    // queue pairs would have to hear of each post.
+    pub fn take_ready(&mut self) -> bool {
+        let ready = self.receives.ready;
+        if ready {
+            self.receives.forget_wanted();
+        }
+        ready
+    }
+}
+
+/// Whether the completion of this message is a solicited one. `None`: it is not a Send that is taken here.
+// TODO(docs/rd.md section 8): tagged messages, Read Requests and atomic operations come later.
+fn is_solicited(ddp: &ddp::Header) -> Option<bool> {
+    let ddp::Header::Untagged(ddp) = ddp else { return None };
+    match Control::parse(ddp.rsvdulp) {
+        _ if ddp.qn != QN_SEND => None,
+        Control { version: RV, opcode: Opcode::Send } => Some(false),
+        Control { version: RV, opcode: Opcode::SendSe } => Some(true),
+        _ => None,
+    }
+}
