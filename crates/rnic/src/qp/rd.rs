@@ -110,8 +110,7 @@ impl RdCore {
         }
     }
 
-    /// Changes attributes and state. All or nothing. After a change to ERR or RESET, the owner withdraws what
-    /// [`Self::take_withdrawn`] returns.
+    /// Changes attributes and state. All or nothing. See [`Self::take_withdrawn`].
     pub fn modify(&mut self, change: &QpModify) -> Result<(), VerbsError> {
         let (from, to) = (self.shell.attr.state, self.shell.check(change)?);
         self.shell.attr.apply(change);
@@ -268,8 +267,8 @@ impl RdCore {
         Some(RdMessage { request, endpoint: work.endpoint, message })
     }
 
-    /// The machine's name for a message. If the work request has ended in between, the machine must withdraw
-    /// it.
+    /// The machine's name for a message. If the work request has ended in between, the message is the next
+    /// one in [`Self::take_withdrawn`].
     pub fn assign(&mut self, request: u64, ticket: Ticket) {
         match self.requests.get_mut(request) {
             Some(work) => work.ticket = Some(ticket),
@@ -325,7 +324,9 @@ impl RdCore {
         self.check_overflow();
     }
 
-    /// The next message that the machine must withdraw, because its work request was flushed or dropped.
+    /// The next message that the machine must withdraw, because its work request was flushed or dropped. There
+    /// may be some after each call: when a completion queue is full, the queue pair fails in the middle of
+    /// any.
     pub fn take_withdrawn(&mut self) -> Option<Ticket> {
         self.withdrawn.pop_front()
     }

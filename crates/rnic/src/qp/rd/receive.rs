@@ -62,6 +62,12 @@ pub(super) struct Receives {
 }
 
 impl Receives {
+    /// Whether no message is remembered.
+    #[cfg(test)]
+    pub fn is_empty(&self) -> bool {
+        self.bound.is_empty() && self.lost.is_empty()
+    }
+
     /// There is one more receive.
     pub fn added(&mut self) {
         self.ready |= self.wanted;
@@ -83,7 +89,7 @@ impl Receives {
 impl RdCore {
     /// Places a segment. The first one of a message that is answered with [`Placed::Done`] binds a receive to
     /// it, and the owner ends that with [`Self::deliver`] or [`Self::take_back`], also if later segments are
-    /// refused.
+    /// refused, and if the queue pair has left its state meanwhile.
     pub fn place(&mut self, segment: &RdSegment<'_>, arrival: &Arrival) -> Placed {
         let placed = self.place_checked(segment, arrival);
         self.check_overflow();
@@ -104,13 +110,18 @@ impl RdCore {
             return refuse(Reason::InvalidDestination);
         }
         let Some(solicited) = is_solicited(&segment.ddp) else { return refuse(Reason::InvalidRequest) };
+        // Without this, a message without a first segment would be one without a Q_Key.
+        let has_key = segment.offset > 0 || segment.first.is_some();
+        let end = u64::from(segment.offset) + segment.bytes.len() as u64;
+        if !has_key || end > u64::from(segment.message_len) {
+            return refuse(Reason::InvalidRequest);
+        }
         let is_new = !self.receives.bound.contains_key(&segment.message);
         if is_new {
             self.bind(segment, solicited, arrival)?;
         }
         let Some(bound) = self.receives.bound.get_mut(&segment.message) else { return Ok(()) };
-        let end = u64::from(segment.offset) + segment.bytes.len() as u64;
-        if bound.message_len != segment.message_len || end > u64::from(bound.message_len) {
+        if bound.message_len != segment.message_len {
             return refuse(Reason::InvalidRequest);
         }
         if let Some(first) = segment.first {
@@ -138,10 +149,6 @@ impl RdCore {
     /// Takes the next receive for the message of this segment.
     fn bind(&mut self, segment: &RdSegment<'_>, solicited: bool, arrival: &Arrival) -> Result<(), Placed> {
         let RdSegment { message_len, source_qpn, .. } = *segment;
-        let end = u64::from(segment.offset) + segment.bytes.len() as u64;
-        if end > u64::from(message_len) {
-            return Err(Placed::Refused(Reason::InvalidRequest));
-        }
         let area = if self.how.grh { GRH_LEN } else { 0 };
         let length = message_len.saturating_add(area);
         let rq = &mut self.shell.rq;

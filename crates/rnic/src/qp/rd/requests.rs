@@ -63,6 +63,12 @@ impl Requests {
         self.slots.len() - self.unused.len()
     }
 
+    /// Slots that exist, used or not.
+    #[cfg(test)]
+    pub fn slots(&self) -> usize {
+        self.slots.len()
+    }
+
     /// Adds one behind all others.
     pub fn post(&mut self, mut request: Request, wr: &SendWr<'_>) {
         let index = self.unused.pop().unwrap_or_else(|| {

@@ -1,9 +1,13 @@
+mod receive;
+mod send;
+mod states;
+mod together;
+
 use std::net::{IpAddr, Ipv4Addr};
 use std::sync::{Arc, Mutex};
 
 use uwarp_proto::rd::{MessageId, Placed};
 use uwarp_wire::ddp::{Header, Untagged};
-use uwarp_wire::rd::chunk::Reason;
 
 use super::*;
 use crate::ah::Ah;
@@ -13,8 +17,8 @@ use crate::mr::{Access, Mr};
 use crate::pd::Pd;
 use crate::qp::QpCaps;
 use crate::qp::datagrams::Arrival;
-use crate::srq::Srq;
-use crate::wr::{SendOp, SendWr, Sge, WcFlags};
+use crate::srq::{Srq, SrqInit};
+use crate::wr::{SendOp, SendWr, Sge};
 
 #[derive(Default)]
 struct Events(Mutex<Vec<EventKind>>);
@@ -199,47 +203,57 @@ fn carry(a: &mut End, b: &mut End, sent: &RdMessage, message: MessageId, step: u
     Placed::Done
 }
 
-#[test]
-fn a_message_goes_from_two_elements_into_two_and_completes_at_both_ends() {
-    let (mut a, mut b) = (End::new(), End::new());
-    a.memory[..6].copy_from_slice(b"abcdef");
-    let list = [a.sge(4, 2), a.sge(0, 3)];
-    let op = SendOp::SendImmediate { imm: [1, 2, 3, 4] };
-    a.send_op(1, op, &list, SIGNALED | SendFlags::SOLICITED).unwrap();
-    let list = [b.sge(100, 3), b.sge(0, 10)];
-    b.core.post_recv(&RecvWr { wr_id: 9, sges: &list }).unwrap();
-    let sent = a.next();
-    assert_eq!(a.core.next_message(), None);
-    assert_eq!((sent.endpoint.to, sent.message.rnr_retry), ((Ipv4Addr::LOCALHOST, 0x1234).into(), 5));
-    assert_eq!(carry(&mut a, &mut b, &sent, id(1, 1), 2), Placed::Done);
-    assert_eq!((a.polled(), b.polled()), (vec![], vec![]));
-    b.core.deliver(id(1, 1));
-    a.core.finished(sent.request, Ok(()));
-    assert_eq!(a.polled(), [(1, WcStatus::Success)]);
-    let mut all = Vec::new();
-    b.cq.poll(4, |wc| all.push(wc));
-    let wc = all[0];
-    assert_eq!((wc.wr_id, wc.status, wc.opcode), (9, WcStatus::Success, WcOpcode::Recv));
-    assert_eq!((wc.byte_len, wc.src_qp, wc.qp_num), (5, QPN, QPN));
-    assert_eq!((wc.flags, wc.imm_or_inv.to_ne_bytes()), (WcFlags::WITH_IMM, [1, 2, 3, 4]));
-    assert_eq!((&b.memory[100..103], &b.memory[..3]), (&b"efa"[..], &b"bc\xEE"[..]));
-    assert_eq!(a.core.snapshot().counters.sent.send.bytes, 5);
-    assert_eq!(b.core.snapshot().counters.received.send.bytes, 5);
+/// A shared receive queue with memory of its own.
+struct Pool {
+    srq: Arc<Srq>,
+    events: Arc<Events>,
+    memory: Vec<u8>,
+    mr: Arc<Mr>,
 }
 
-#[test]
-fn without_a_receive_a_message_comes_again() {
-    let mut b = End::new();
-    assert_eq!(b.arrives(id(1, 1), b"hello"), Placed::NoReceive(12));
-    assert!(!b.core.take_ready());
-    b.recv(1, 0, 5);
-    assert!(b.core.take_ready() && !b.core.take_ready());
-    assert_eq!(b.arrives(id(1, 1), b"hello"), Placed::Done);
-    b.core.deliver(id(1, 1));
-    assert_eq!(b.polled(), [(1, WcStatus::Success)]);
-    b.recv(1, 0, 4);
-    assert!(!b.core.take_ready(), "nobody was refused");
-    assert_eq!(b.arrives(id(1, 2), b"hello"), Placed::Refused(Reason::InvalidRequest));
-    assert_eq!(b.arrives(id(1, 3), b"shor"), Placed::Done);
-    assert_eq!(b.events(), []);
+impl Pool {
+    fn new() -> Self {
+        let (pd, events) = (Pd::new(), Arc::new(Events::default()));
+        let init = SrqInit { pd: pd.clone(), max_wr: 4, max_sge: 2, cookie: 0, async_sink: events.clone() };
+        let memory = vec![0xEE; 1024];
+        let addr = memory.as_ptr().expose_provenance() as u64;
+        let mr = Mr::register(&pd, addr, memory.len() as u64, addr, Access::LOCAL_WRITE).unwrap();
+        Self { srq: Srq::new(init), events, memory, mr }
+    }
+
+    fn end(&self) -> End {
+        End::with(How { srq: Some(self.srq.clone()), ..PLAIN })
+    }
+
+    fn recv(&self, wr_id: u64, at: usize, length: u32) -> Result<(), VerbsError> {
+        let sges = [Sge { addr: self.mr.range().0 + at as u64, length, lkey: self.mr.stag() }];
+        let (result, woken) = self.srq.post_recv(std::iter::once(RecvWr { wr_id, sges: &sges }));
+        woken.wake();
+        result.map_err(|(_, error)| error)
+    }
+}
+
+/// Names of messages, as a machine gives them.
+fn tickets<const N: usize>() -> [Ticket; N] {
+    use uwarp_proto::clock::Now;
+    use uwarp_proto::rd::{Config, Rd, Route};
+    let now = Now::unread();
+    let route = Route { local: ([10, 0, 0, 1], 1).into(), remote: ([10, 0, 0, 2], 1).into() };
+    let mut end = End::new();
+    end.send(1, &[], SIGNALED).unwrap();
+    let message = end.next().message;
+    let mut machine = Rd::new(&now, Config::default(), &[0; 32]);
+    [(); N].map(|()| machine.post(&now, route, message).unwrap())
+}
+
+/// Numbers that look random (xorshift), for tests that try many orders.
+struct Numbers(u64);
+
+impl Numbers {
+    fn below(&mut self, end: usize) -> usize {
+        self.0 ^= self.0 << 13;
+        self.0 ^= self.0 >> 7;
+        self.0 ^= self.0 << 17;
+        usize::try_from(self.0 % end as u64).unwrap()
+    }
 }
