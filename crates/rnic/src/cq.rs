@@ -442,8 +442,8 @@ impl Cq {
             if inner.ring.len() >= inner.depth {
                 let first = !self.overflowed.swap(true, Ordering::Relaxed);
                 let depth = inner.depth;
-                // This completion will never be polled. (A place of a queue pair's own queue becomes free
-                // with its next completion, if there is one.)
+                // This completion will never be polled. (A place of a queue that completes in order becomes
+                // free with its next completion, if there is one.)
                 if let Some(Some(places)) = inner.work_queues.get(key as usize)
                     && places.in_any_order
                 {

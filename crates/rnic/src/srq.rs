@@ -407,6 +407,25 @@ mod tests {
         assert_eq!(f.take(2), Some(6));
     }
 
+    /// What is reserved for another queue pair says nothing about a message: it was called too long for it,
+    /// which a reliable datagram's sender takes as final.
+    #[test]
+    fn a_message_is_not_too_long_for_a_receive_that_it_cannot_get() {
+        let f = Fixture::new();
+        assert_eq!(f.take(0), None);
+        f.post(0..1).unwrap();
+        let mut own = RecvQueue::new(1, 2, Places::in_order());
+        assert_eq!(f.srq.take_for_datagram(1, 9, &mut own), Some(false));
+        assert!(f.srq.take_for_message(1, 9).is_some_and(|taken| taken.is_none()));
+        f.post(1..3).unwrap();
+        assert_eq!(f.srq.take_for_datagram(1, 9, &mut own), None);
+        assert!(f.srq.take_for_message(1, 9).is_none());
+        let taken = f.srq.take_for_message(1, 8).flatten().unwrap();
+        assert_eq!((taken.wr_id, taken.total, taken.sges.len()), (0, 8, 1));
+        f.srq.put_back(taken).wake();
+        assert_eq!((f.take(0), f.take(1), f.woken()), (Some(0), Some(1), [1, 0, 0, 0]));
+    }
+
     #[test]
     fn the_reserved_receive_of_one_that_leaves_goes_to_the_next() {
         let f = Fixture::new();

@@ -324,9 +324,9 @@ impl RdCore {
         self.check_overflow();
     }
 
-    /// The next message that the machine must withdraw, because its work request was flushed or dropped. There
-    /// may be some after each call: when a completion queue is full, the queue pair fails in the middle of
-    /// any.
+    /// The next message that the machine must withdraw, because its work request was flushed or dropped.
+    /// There may be some after each call: when a completion queue is full, the queue pair fails in the middle
+    /// of any.
     pub fn take_withdrawn(&mut self) -> Option<Ticket> {
         self.withdrawn.pop_front()
     }

@@ -1,10 +1,10 @@
 //! What every queue pair has, whatever its service: number, domain, attributes, work queues, completions,
 //! counters.
 //!
-//! A service ([`super::rc`], [`super::ud`]) owns one [`Shell`] and adds how its messages travel. The code
-//! that does not depend on that is here, once; a third service is a third file beside them. All that a
-//! program sets and reads is [`QpAttr`], checked and applied here. The services are types, and the owner of
-//! a core knows which it is; `uwarp_driver::QueuePair` is an enum for callers that do not know.
+//! A service ([`super::rc`], [`super::ud`], [`super::rd`]) owns one [`Shell`] and adds how its messages
+//! travel. The code that does not depend on that is here, once; another service is another file beside them.
+//! All that a program sets and reads is [`QpAttr`], checked and applied here. The services are types, and the
+//! owner of a core knows which it is; `uwarp_driver::QueuePair` is an enum for callers that do not know.
 //!
 //! Rejected: an enum of services inside one core type, because every function of the stream would first
 //! find out that it is about a stream, and the pump could get a queue pair that it cannot move; a core that

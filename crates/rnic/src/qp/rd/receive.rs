@@ -199,8 +199,8 @@ impl RdCore {
         self.check_overflow();
     }
 
-    /// A message is given up, or begins again: its receive is the next one of its queue again. Does nothing if
-    /// it has none. Of several, the last one comes first, so that the order of the receives stays.
+    /// A message is given up, or begins again: its receive is the next one of its queue again. Does nothing
+    /// if it has none. Of several, the last one comes first, so that the order of the receives stays.
     ///
     /// A shared receive queue may give it to a queue pair that waits there, and the owner must notify that
     /// one.

@@ -1,5 +1,5 @@
-//! The send work requests of a queue pair for reliable datagrams. They end in any order, so each has a slot of
-//! its own. A slot keeps its buffers for the next one: in steady state, posting does not allocate.
+//! The send work requests of a queue pair for reliable datagrams. They end in any order, so each has a slot
+//! of its own. A slot keeps its buffers for the next one: in steady state, posting does not allocate.
 
 use std::collections::VecDeque;
 

@@ -1,5 +1,5 @@
-//! Queue pairs on the machines of two processes, with a network between them that loses packets. What an owner
-//! does for them is here in short.
+//! Queue pairs on the machines of two processes, with a network between them that loses packets. What an
+//! owner does for them is here in short.
 
 use std::collections::HashMap;
 use std::time::{Duration, Instant};
