@@ -72,7 +72,13 @@ pub(crate) struct SendQueue {
 }
 
 impl SendQueue {
-    pub fn new(depth: u32, max_sge: u32, max_inline: u32, places: Arc<Places>) -> Self {
+    #[cfg(test)]
+    pub fn new(depth: u32, max_sge: u32, max_inline: u32) -> Self {
+        Self::with(depth, max_sge, max_inline, Places::in_order())
+    }
+
+    /// `places` say in which order its work requests complete.
+    pub fn with(depth: u32, max_sge: u32, max_inline: u32, places: Arc<Places>) -> Self {
         Self {
             slots: VecDeque::new(),
             sges: VecDeque::new(),
@@ -323,7 +329,13 @@ pub(crate) struct RecvQueue {
 }
 
 impl RecvQueue {
-    pub fn new(depth: u32, max_sge: u32, places: Arc<Places>) -> Self {
+    /// One whose receives complete in the order of posting.
+    pub fn new(depth: u32, max_sge: u32) -> Self {
+        Self::with(depth, max_sge, Places::in_order())
+    }
+
+    /// `places` say in which order its receives complete.
+    pub fn with(depth: u32, max_sge: u32, places: Arc<Places>) -> Self {
         Self { slots: VecDeque::new(), sges: VecDeque::new(), posted: 0, places, freed: 0, depth, max_sge }
     }
 
@@ -506,7 +518,7 @@ mod tests {
 
     #[test]
     fn a_full_queue_refuses_and_recovers() {
-        let mut q = SendQueue::new(2, 2, 16, Places::in_order());
+        let mut q = SendQueue::new(2, 2, 16);
         let list = [sge(1, 2), sge(3, 4)];
         let wr = SendWr {
             wr_id: 1,
@@ -534,7 +546,7 @@ mod tests {
 
     #[test]
     fn inline_bytes_are_copied_by_the_post() {
-        let mut q = SendQueue::new(2, 2, 16, Places::in_order());
+        let mut q = SendQueue::new(2, 2, 16);
         let mut data = *b"hello";
         let list = [sge(data.as_ptr().expose_provenance() as u64, 5)];
         let wr =

@@ -142,7 +142,7 @@ impl Srq {
     pub fn new(init: SrqInit) -> Arc<Self> {
         Arc::new(Self {
             inner: Mutex::new(Inner {
-                queue: RecvQueue::new(init.max_wr, init.max_sge, Places::in_any_order()),
+                queue: RecvQueue::with(init.max_wr, init.max_sge, Places::in_any_order()),
                 limit: 0,
                 waiting: VecDeque::new(),
                 kept: HashSet::new(),
@@ -338,7 +338,7 @@ mod tests {
 
         /// Queue pair `n` takes a receive, or enters the line.
         fn take(&self, n: usize) -> Option<u64> {
-            let mut to = RecvQueue::new(1, 2, Places::in_order());
+            let mut to = RecvQueue::new(1, 2);
             let waiter: Weak<dyn Waiter> = Arc::downgrade(&self.waiters[n]) as Weak<dyn Waiter>;
             let taken = self.srq.take(n as u32, &mut to, Some(&waiter));
             assert_eq!(taken, to.front().is_some());
@@ -375,7 +375,7 @@ mod tests {
     fn a_place_is_free_when_its_completion_was_polled() {
         let f = Fixture::new();
         f.post(0..8).unwrap();
-        let mut own = RecvQueue::new(1, 2, Places::in_order());
+        let mut own = RecvQueue::new(1, 2);
         for _ in 0..8 {
             assert!(f.srq.take(1, &mut own, None));
             own.pop();
@@ -392,7 +392,7 @@ mod tests {
         f.post(0..2).unwrap();
         assert_eq!(f.woken(), [1, 0, 1, 0]);
         // A queue pair that came later does not overtake, nor does one that still waits.
-        assert!(!f.srq.take(1, &mut RecvQueue::new(1, 2, Places::in_order()), None));
+        assert!(!f.srq.take(1, &mut RecvQueue::new(1, 2), None));
         assert_eq!(f.take(3), None);
         assert_eq!((f.take(0), f.take(2)), (Some(0), Some(1)));
         // After being served, a queue pair enters the line at its end.
@@ -414,7 +414,7 @@ mod tests {
         let f = Fixture::new();
         assert_eq!(f.take(0), None);
         f.post(0..1).unwrap();
-        let mut own = RecvQueue::new(1, 2, Places::in_order());
+        let mut own = RecvQueue::new(1, 2);
         assert_eq!(f.srq.take_for_datagram(1, 9, &mut own), Some(false));
         assert!(f.srq.take_for_message(1, 9).is_some_and(|taken| taken.is_none()));
         f.post(1..3).unwrap();

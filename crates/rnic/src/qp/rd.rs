@@ -61,7 +61,7 @@ pub struct RdCore {
     shell: Shell,
     how: RdInit,
     requests: Requests,
-    /// In SQD: work requests with lower numbers go on, and how many of them there are.
+    /// In SQD: work requests with lower numbers go on, and how many of them have not ended.
     drain_end: u64,
     draining: usize,
     /// Messages that the machine must withdraw.
@@ -317,9 +317,8 @@ impl RdCore {
             self.shell.counters.sent.send.count(work.len);
         }
         self.complete(&work, status);
-        if work.number < self.drain_end {
-            self.draining = self.draining.saturating_sub(1);
-        }
+        // (In SQD, no others end.)
+        self.draining = self.draining.saturating_sub(1);
         self.check_drained();
         self.check_overflow();
     }

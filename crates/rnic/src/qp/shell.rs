@@ -64,13 +64,13 @@ impl Shell {
     fn with(qpn: u32, init: QpInit, places: fn() -> Arc<Places>) -> Self {
         let mut caps = init.caps;
         let rq = match &init.srq {
-            None => RecvQueue::new(caps.max_recv_wr, caps.max_recv_sge, places()),
+            None => RecvQueue::with(caps.max_recv_wr, caps.max_recv_sge, places()),
             Some(srq) => {
                 (caps.max_recv_wr, caps.max_recv_sge) = (0, 0);
-                RecvQueue::new(1, srq.query().max_sge, places())
+                RecvQueue::new(1, srq.query().max_sge)
             }
         };
-        let sq = SendQueue::new(caps.max_send_wr, caps.max_send_sge, caps.max_inline_data, places());
+        let sq = SendQueue::with(caps.max_send_wr, caps.max_send_sge, caps.max_inline_data, places());
         let receive_places = init.srq.as_ref().map_or_else(|| rq.places().clone(), |srq| srq.places());
         Self {
             qpn,

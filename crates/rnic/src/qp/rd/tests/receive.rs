@@ -243,6 +243,7 @@ fn memory_that_must_not_be_used_fails_the_receive_alone() {
     // The first segment to come: the machine has not heard of a receive, and ends nothing.
     assert_eq!(b.arrives(id(1, 1), b"x"), Refused(Reason::Operation));
     assert_eq!(b.polled(), [(1, WcStatus::LocProtErr)]);
+    assert!(b.core.receives.is_empty(), "so nothing is remembered of it");
     // A later one, which lies in another region.
     let other = vec![0u8; 8];
     let addr = other.as_ptr().expose_provenance() as u64;
@@ -257,6 +258,7 @@ fn memory_that_must_not_be_used_fails_the_receive_alone() {
     // The rest of it takes no other receive, and the machine's taking back returns none.
     assert_eq!(b.place(&segment(id(1, 2), 2, b"cd", 6)), Refused(Reason::Operation));
     assert!(b.core.take_back(id(1, 2)).is_empty());
+    assert!(b.core.receives.is_empty());
     assert_eq!((b.core.query().state, b.core.snapshot().receives_posted), (QpState::Rts, 1));
     assert_eq!(b.arrives(id(1, 3), b"next"), Done);
     b.core.deliver(id(1, 3));
@@ -449,7 +451,7 @@ fn a_receive_that_comes_back_goes_to_the_first_in_the_line() {
     let line = [Arc::new(Waits::default()), Arc::new(Waits::default())];
     for (qpn, waits) in line.iter().enumerate() {
         let waiter: Weak<dyn Waiter> = Arc::downgrade(waits) as Weak<dyn Waiter>;
-        let mut to = RecvQueue::new(1, 2, crate::cq::Places::in_order());
+        let mut to = RecvQueue::new(1, 2);
         assert!(!pool.srq.take(qpn as u32, &mut to, Some(&waiter)));
     }
     let woken = b.core.take_back(id(1, 1));
@@ -458,7 +460,7 @@ fn a_receive_that_comes_back_goes_to_the_first_in_the_line() {
     assert_eq!([0, 1].map(|n: usize| *line[n].0.lock().unwrap()), [1, 0]);
     // It is reserved: not too short for the message, but not for it.
     assert_eq!(b.arrives(id(1, 1), b"123456789"), Placed::NoReceive(12));
-    let mut to = RecvQueue::new(1, 2, crate::cq::Places::in_order());
+    let mut to = RecvQueue::new(1, 2);
     assert!(pool.srq.take(0, &mut to, None));
     assert_eq!(to.front().map(|recv| recv.wr_id), Some(1));
 }

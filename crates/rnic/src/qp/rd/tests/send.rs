@@ -176,6 +176,7 @@ fn elements_of_several_regions_are_read_again_for_each_packet() {
     a.send(1, &list, SIGNALED).unwrap();
     let sent = a.next();
     let mut bytes = Vec::new();
+    assert!(!a.core.fill(sent.request, 8, 3, &mut bytes) && bytes.is_empty(), "it has ten bytes");
     assert!(a.core.fill(sent.request, 3, 4, &mut bytes) && a.core.fill(sent.request, 0, 10, &mut bytes));
     assert_eq!(bytes, b"d234abcd234567");
     // The program must not, but it can: a repair carries what is there then.
