@@ -30,6 +30,7 @@ mod incoming;
 mod message;
 mod outgoing;
 mod packet;
+mod peer;
 mod range_set;
 mod received;
 mod recovery;

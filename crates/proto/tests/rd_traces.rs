@@ -274,6 +274,74 @@ fn a_lost_ping_does_not_end_an_exchange() {
 }
 
 #[test]
+fn a_withdrawn_message_ends_at_once_and_is_abandoned_in_its_turn() {
+    // All that is under way is lost.
+    let mut pair = Pair::new(&[4, 5, 6], 8);
+    pair.post(0, 64, true);
+    pair.run();
+    pair.lines.clear();
+    pair.post(0, 65, true);
+    let second = pair.post(0, 66, true);
+    pair.post(0, 67, true);
+    for ticket in [second, second] {
+        pair.processes[0].rd.withdraw(&pair.at(), ticket);
+        pair.pump(0);
+    }
+    pair.run();
+    pair.post(0, 68, true);
+    pair.run();
+    pair.check(
+        r"
+    400 A Packet pn=2 | Segment 0x1->0x2 msg=2 behind=0 0+65/65 first ack (lost)
+    400 A Packet pn=3 | Segment 0x1->0x2 msg=3 behind=1 0+66/66 first ack (lost)
+    400 A Packet pn=4 | Segment 0x1->0x2 msg=4 behind=1 0+67/67 first ack (lost)
+    400 A finished: Err(Withdrawn)
+    850 A Packet pn=5 | Segment 0x1->0x2 msg=2 behind=0 0+65/65 first ack
+    950 B delivered 2
+    950 B Packet pn=2 | Ack 5 delay=0us credit=64 floor=3 packets=0+1,3+1
+   1050 A finished: Ok(())
+   1050 A finished: Err(Flushed)
+   1050 A Packet pn=6 | Abandon 3 4
+   1150 B Packet pn=3 | Ack 6 delay=0us credit=64 floor=5 packets=0+2,3+1
+   1250 A Packet pn=7 | Segment 0x1->0x2 msg=5 behind=0 0+68/68 first ack
+   1350 B delivered 5
+   1350 B Packet pn=4 | Ack 7 delay=0us credit=64 floor=6 packets=0+3,3+1
+   1450 A finished: Ok(())
+",
+    );
+}
+
+#[test]
+fn what_was_never_sent_disappears_with_what_is_queued_behind_it() {
+    let mut pair = Pair::new(&[], 8);
+    let tickets = [1, 2, 3].map(|len| pair.post(0, len, len != 2));
+    pair.processes[0].rd.withdraw(&pair.at(), tickets[0]);
+    pair.pump(0);
+    pair.run_until(Duration::from_micros(150));
+    pair.now = Duration::from_micros(150);
+    pair.processes[0].rd.withdraw(&pair.at(), tickets[1]);
+    pair.pump(0);
+    pair.run();
+    pair.post(0, 4, true);
+    pair.run();
+    pair.check(
+        r"
+      0 A Hello | Hello v1 features=0x0
+      0 A finished: Err(Withdrawn)
+      0 A finished: Err(Flushed)
+    100 B Challenge | Challenge v1 features=0x0 home=20002 credit=64 largest=1472
+    150 A finished: Err(Withdrawn)
+    200 A Hello | Hello v1 features=0x0
+    300 B Challenge | Challenge v1 features=0x0 home=20002 credit=64 largest=1472
+    400 A Open pn=1 | Open v1 features=0x0 asked=20002 | Segment 0x1->0x2 msg=1 behind=0 0+4/4 first ack
+    500 B delivered 1
+    500 B Packet pn=1 | Ack 1 delay=0us credit=64 floor=2 packets=0+1
+    600 A finished: Ok(())
+",
+    );
+}
+
+#[test]
 fn two_that_begin_at_once_cross() {
     let mut pair = Pair::new(&[], 8);
     pair.post(0, 64, true);

@@ -8,9 +8,11 @@
 //! - an ordered message is delivered after all before it in its flow have been delivered, or have failed
 //!   before it was posted, and no byte of an ordered Write is placed before that;
 //! - the bytes of an ordered Write are placed in ascending order;
+//! - a message that its owner withdraws has ended at once, and its payload is not asked for any more;
 //! - a refused message is not delivered, and one that fails for want of a receive has looked for one as often
 //!   as it may;
-//! - receives that one ordered flow uses are used in the order in which they were posted.
+//! - receives that one ordered flow uses are used in the order in which they were posted, as long as nothing
+//!   of it is withdrawn.
 //!
 //! In the end each message has ended once, every receive is used or in its queue, and a minute later nothing
 //! is kept of any peer.
@@ -76,6 +78,8 @@ pub struct Plan {
     pub stops: u32,
     /// How long at most.
     pub stop: Time,
+    /// A process withdraws a message, or all of a queue pair.
+    pub withdrawals: u32,
     /// A long pause, after which exchanges rest or are forgotten.
     pub rests: u32,
     /// A message finds no receive so often before it fails; 7: without limit.
@@ -107,6 +111,7 @@ impl Default for Plan {
             cut: 0,
             stops: 0,
             stop: 0,
+            withdrawals: 0,
             rests: 0,
             rnr_retry: 7,
             stranger: false,
@@ -129,6 +134,7 @@ pub struct Tally {
     /// Receives that were taken back.
     pub taken_back: u64,
     pub no_receive: u64,
+    pub withdrawn: u64,
     pub duration: Time,
 }
 
@@ -270,6 +276,13 @@ impl World {
             let until = self.now + self.rng.below(plan.stop + 1);
             self.processes[host].stop(until);
         }
+        if plan.withdrawals > 0
+            && self.rng.chance(plan.withdrawals)
+            && !self.processes[host].is_stopped(self.now)
+        {
+            self.processes[host].withdraw_some(self.now, host, &mut self.model);
+            self.pump(host);
+        }
         if self.rng.chance(plan.rests) {
             // Around the limits of docs/rd.md section 4.
             let rest = [8, 14, 29, 30, 31, 32, 33, 59, 60, 61, 75][self.rng.size(0, 10)] * SEC;
@@ -343,7 +356,7 @@ impl World {
     /// A process sends what it has to send.
     fn pump(&mut self, host: usize) {
         self.processes[host].act(host, &mut self.model);
-        while let Some(datagram) = self.processes[host].transmit(self.now, &self.model) {
+        while let Some(datagram) = self.processes[host].transmit(self.now, host, &mut self.model) {
             self.emit(host, datagram);
         }
         let held = self.processes[host].held_bytes();
@@ -412,13 +425,15 @@ impl World {
         let mut tally = Tally { duration: busy, packets: self.packets, ..Tally::default() };
         for process in &self.processes {
             process.check_empty();
-            if self.plan.one_flow {
+            // What is posted after a withdrawal may take its receive before the withdrawn one comes back.
+            if self.plan.one_flow && self.plan.withdrawals == 0 {
                 process.check_receives_in_order();
             }
             let counts = process.counts;
             tally.held += counts.held;
             tally.taken_back += counts.taken_back;
             tally.no_receive += counts.no_receive;
+            tally.withdrawn += counts.withdrawn;
         }
         (tally.done, tally.failed) = self.model.counts();
         tally.lost = self.links.tally().lost;

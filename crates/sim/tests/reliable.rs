@@ -34,6 +34,10 @@
 //! | a probe repeats the oldest packet, and none is a PING | the same, one flow |
 //! | Cross is sent once | messages fail, three tests |
 //! | Unknown is longer than what it answers | more to a stranger than came, two tests |
+//! | a withdrawn message under way is forgotten | a message has not ended, withdrawn messages |
+//! | what is queued behind a withdrawn message goes on | delivered before its predecessor, the same |
+//! | a withdrawn message is abandoned before its turn | the same |
+//! | after Cross, withdrawn messages move | has ended twice, the same |
 //! | a repair longer than what is held is not taken | a message has not ended, 250 worlds of cut repairs |
 //!
 //! `UWARP_SIM_SEED` runs each test with this seed alone, `UWARP_SIM_WORLDS` so many of them.
@@ -59,6 +63,7 @@ fn worlds(name: &str, count: u64, plan: Plan) -> Tally {
         all.held += tally.held;
         all.taken_back += tally.taken_back;
         all.no_receive += tally.no_receive;
+        all.withdrawn += tally.withdrawn;
     }
     println!("{name}: {all:?}");
     all
@@ -158,6 +163,39 @@ fn what_was_failed_never_comes_after_what_was_posted_later() {
     };
     let tally = worlds("failed at once", 200, plan);
     assert!(tally.failed > 0 && tally.done > 0, "{tally:?}");
+}
+
+#[test]
+fn messages_that_are_withdrawn() {
+    let plan = Plan {
+        withdrawals: 100,
+        links: BAD,
+        processes: 3,
+        ordered: 800,
+        long: 500,
+        pause: MS,
+        ..Plan::default()
+    };
+    for (name, plan) in [
+        ("withdrawn", plan),
+        ("withdrawn, few receives", Plan { receives: 1, late_receives: 3 * MS, pause: 100_000, ..plan }),
+        ("withdrawn, refused", Plan { refused: 60, pause: 100_000, ..plan }),
+        ("withdrawn, one flow", Plan { one_flow: true, receives: 4, pause: 50_000, ..plan }),
+        ("withdrawn, one pair", Plan { one_pair: true, receives: 4, pause: 50_000, ..plan }),
+        ("withdrawn, restarts", Plan { kills: 20, leaves: 20, pause: 2 * MS, ..plan }),
+        ("withdrawn, rests", Plan { rests: 100, messages: 100, withdrawals: 200, ..plan }),
+        (
+            "withdrawn, contact",
+            Plan { links: LinkParams { loss: 300, ..BAD }, rests: 300, pause: 30 * MS, ..plan },
+        ),
+        (
+            "withdrawn, cuts",
+            Plan { cuts: 20, cut: 3 * SEC, stops: 10, stop: 3 * SEC, pause: 20 * MS, ..plan },
+        ),
+    ] {
+        let tally = worlds(name, 40, plan);
+        assert!(tally.withdrawn > 0 && tally.failed >= tally.withdrawn && tally.done > 0, "{tally:?}");
+    }
 }
 
 #[test]

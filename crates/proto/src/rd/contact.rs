@@ -16,31 +16,23 @@ use std::net::IpAddr;
 use std::time::{Duration, Instant};
 
 use siphasher::sip::SipHasher24;
-use smallvec::SmallVec;
 use uwarp_wire::introduction;
 use uwarp_wire::rd::contact::{Challenge, Cookie, Hello, Open};
 use uwarp_wire::rd::{Header, Kind, Packet, VERSION};
 
 use super::Config;
 use super::congestion::Window;
-use super::exchange::{Exchange, LIFE, Over, Phase, Role, Start};
+use super::exchange::{Exchange, Over, Phase, Role, Start};
 use super::message::{Action, Arrival, Failure, Outgoing, Placed, Route, Ticket};
 use super::packet::PacketBuf;
+use super::peer::{Attempt, DEAD_MOST, Peer, failed, hello_at};
 use super::rtt::Rtt;
 use crate::clock::Now;
 use crate::proof::Proof;
 
-/// A cookie is good for this long. Far less than [`LIFE`], so that none outlives the entry that it has made;
+/// A cookie is good for this long. Far less than an entry, so that none outlives the one that it has made;
 /// the 64 s of rdma_cm's cookies would not do.
 const COOKIE_LIFE: Duration = Duration::from_secs(16);
-/// Tokens that are kept of one peer besides its exchange's. With more, a new Open is refused.
-const DEAD_MOST: usize = 4;
-/// The first Hellos are this far apart.
-const HELLO_FIRST: Duration = Duration::from_millis(10);
-/// And the others double from here on,
-const HELLO_NEXT: Duration = Duration::from_millis(50);
-/// up to here.
-const HELLO_LONGEST: Duration = Duration::from_millis(500);
 /// Challenges in a second, and answers to packets without an exchange.
 const CHALLENGES: u32 = 1000;
 const UNKNOWNS: u32 = 100;
@@ -59,77 +51,6 @@ pub enum PostError {
     /// The process has left.
     #[error("the process has left")]
     Closed,
-}
-
-#[derive(Debug)]
-enum Attempt {
-    Asking { token: u64, hellos: u32, since: Instant, sent: Option<Instant> },
-    Opening(Box<Exchange>),
-}
-
-/// What is known of a peer.
-#[derive(Debug, Default)]
-struct Peer {
-    attempt: Option<Attempt>,
-    exchange: Option<Box<Exchange>>,
-    /// Tokens that no Open may use any more.
-    dead: SmallVec<[Dead; 1]>,
-    /// Messages that have no exchange yet, and since when.
-    waiting: VecDeque<(Ticket, Outgoing)>,
-    waiting_since: Option<Instant>,
-    /// Its entry in the list of timers.
-    timer: Option<Instant>,
-    is_queued: bool,
-}
-
-/// A token of an exchange that has ended early, or of an Open that was answered with Cross.
-#[derive(Debug, Clone, Copy)]
-struct Dead {
-    token: u64,
-    until: Instant,
-    /// Nothing of its Opens was delivered, so Cross may be repeated.
-    is_crossed: bool,
-}
-
-impl Peer {
-    fn is_empty(&self) -> bool {
-        self.attempt.is_none() && self.exchange.is_none() && self.dead.is_empty() && self.waiting.is_empty()
-    }
-
-    fn keep(&mut self, now: Instant, token: u64, is_crossed: bool) {
-        self.dead.push(Dead { token, until: now + LIFE, is_crossed });
-    }
-
-    /// The exchange ends before its time. A responder keeps the token.
-    fn end_exchange(&mut self, now: Instant, failure: Failure, actions: &mut Vec<Action>) {
-        let Some(mut exchange) = self.exchange.take() else { return };
-        let queued = exchange.end(failure, actions);
-        if exchange.is_responder() {
-            self.keep(now, exchange.start.peer_key, false);
-        }
-        if failure == Failure::Silent {
-            actions.extend(queued.into_iter().map(|(ticket, _)| failed(ticket, failure)));
-        } else {
-            self.put_back(now, queued);
-        }
-    }
-
-    /// Messages that were posted before those that wait.
-    fn put_back(&mut self, now: Instant, messages: Vec<(Ticket, Outgoing)>) {
-        messages.into_iter().rev().for_each(|message| self.waiting.push_front(message));
-        if !self.waiting.is_empty() {
-            self.waiting_since.get_or_insert(now);
-        }
-    }
-
-    fn fail_waiting(&mut self, failure: Failure, actions: &mut Vec<Action>) {
-        self.waiting_since = None;
-        actions.extend(self.waiting.drain(..).map(|(ticket, _)| failed(ticket, failure)));
-    }
-}
-
-fn failed(ticket: Ticket, failure: Failure) -> Action {
-    Action::Finished { ticket, outcome: Err(failure) }
 }
 
 /// So many in a second, and as many at once.
@@ -249,9 +170,28 @@ impl Rd {
         Ok(ticket)
     }
 
+    /// The owner gives a posted message up, because its queue pair ends or its memory must not be read any
+    /// more. [`Action::Finished`] with [`Failure::Withdrawn`] is reported at once, and no payload of it is
+    /// named from now on; it may have been delivered, or may still be. What was posted behind it in an
+    /// ordered flow fails with [`Failure::Flushed`], unless the message turns out to be Done. A ticket whose
+    /// end was reported, or waits in [`Self::poll_action`], is left alone.
+    ///
+    /// Legal at any time, also between [`Self::poll_transmit`] and the assembling of its packet: the owner
+    /// need not send that packet, which then counts as lost. The message is searched among those of all
+    /// peers.
+    pub fn withdraw(&mut self, now: &Now, ticket: Ticket) {
+        let now = now.get();
+        let actions = &mut self.actions;
+        let mut peers = self.peers.iter_mut();
+        let found = peers.find_map(|(route, peer)| peer.withdraw(now, ticket, actions).then_some(*route));
+        if let Some(route) = found {
+            self.after(now, route);
+        }
+    }
+
     /// A datagram of this service has come. `local` of the route is where it came to, `remote` where it came
     /// from. Adds the segments to place to `arrivals`; each must be answered by [`Self::on_placed`] before
-    /// the next call of another verb, except [`Self::poll_transmit`].
+    /// the next call of another verb, except [`Self::poll_transmit`] and [`Self::withdraw`].
     pub fn handle_input(&mut self, now: &Now, route: Route, datagram: &[u8], arrivals: &mut Vec<Arrival>) {
         let Ok(packet) = Packet::parse(datagram) else { return };
         let header = packet.header();
@@ -541,6 +481,7 @@ impl Rd {
         }
         let own_is_larger = route.local > route.remote;
         let id = self.next_exchange;
+        let mut flushed = Vec::new();
         let peer = self.peer(route);
         peer.dead.retain(|dead| dead.until > now_at);
         if let Some(dead) = peer.dead.iter().find(|dead| dead.token == open.token) {
@@ -571,10 +512,11 @@ impl Rd {
             if !opening.is_crossed {
                 return false;
             }
-            let ignored = opening.take_all();
+            let ignored = opening.take_all(&mut flushed);
             peer.put_back(now_at, ignored);
         }
         peer.attempt = None;
+        self.actions.append(&mut flushed);
         let start = Start {
             id,
             route,
@@ -624,15 +566,15 @@ impl Rd {
         let mut is_over =
             |exchange: &mut Box<Exchange>| exchange.handle_timeout(now, &self.config, &mut self.actions);
         let over = peer.exchange.as_mut().and_then(&mut is_over);
-        let failed = match &mut peer.attempt {
+        let failure = match &mut peer.attempt {
             Some(Attempt::Opening(opening)) => is_over(opening),
             _ => None,
         };
-        if failed.is_some()
+        if failure.is_some()
             && let Some(Attempt::Opening(mut opening)) = peer.attempt.take()
         {
             let queued = opening.end(Failure::Silent, &mut self.actions);
-            self.actions.extend(queued.into_iter().map(|(ticket, _)| failed_silently(ticket)));
+            self.actions.extend(queued.into_iter().map(|(ticket, _)| failed(ticket, Failure::Silent)));
             peer.fail_waiting(Failure::Silent, &mut self.actions);
         }
         match over {
@@ -754,21 +696,6 @@ const LEAST_PACKET: usize = 1232;
 /// An initiator does not say what it takes.
 // TODO(docs/rd.md section 8): the path MTU is found by probes.
 const LARGEST_PACKET: usize = 1472;
-
-fn failed_silently(ticket: Ticket) -> Action {
-    failed(ticket, Failure::Silent)
-}
-
-/// When the next Hello is due. `None`: the attempt asks no more.
-fn hello_at(attempt: &Attempt) -> Option<Instant> {
-    let Attempt::Asking { hellos, since, sent, .. } = attempt else { return None };
-    let Some(sent) = sent else { return Some(*since) };
-    let pause = match hellos.checked_sub(4) {
-        None => HELLO_FIRST,
-        Some(doublings) => (HELLO_NEXT * (1 << doublings.min(8))).min(HELLO_LONGEST),
-    };
-    Some(*sent + pause)
-}
 
 fn answer_header(route: Route, kind: Kind, key: u64) -> Header {
     Header {

@@ -187,6 +187,25 @@ impl Exchange {
         self.waiting_since.get_or_insert(now);
     }
 
+    /// The owner gives a message up. `Some`: it was here, and had not ended.
+    pub(super) fn withdraw(
+        &mut self,
+        now: Instant,
+        ticket: Ticket,
+        actions: &mut Vec<Action>,
+    ) -> Option<Outgoing> {
+        let mut finished = Finished::new();
+        let message = self.outgoing.withdraw(ticket, &mut finished);
+        report(finished, actions);
+        self.note_waiting(now);
+        message
+    }
+
+    /// An Open that was never sent, and has nothing to say any more.
+    pub(super) fn is_idle_opening(&self) -> bool {
+        self.phase == Phase::Opening && self.outgoing.is_empty() && self.recovery.next_number() == 1
+    }
+
     pub(super) fn held_bytes(&self) -> usize {
         self.incoming.held_bytes()
     }
@@ -519,8 +538,11 @@ impl Exchange {
     }
 
     /// All messages, those in Opens too: the peer has ignored them in words.
-    pub(super) fn take_all(&mut self) -> Vec<(Ticket, Outgoing)> {
-        self.outgoing.take_all()
+    pub(super) fn take_all(&mut self, actions: &mut Vec<Action>) -> Vec<(Ticket, Outgoing)> {
+        let mut finished = Finished::new();
+        let messages = self.outgoing.take_all(&mut finished);
+        report(finished, actions);
+        messages
     }
 
     /// The process leaves: says so twice.
@@ -685,7 +707,7 @@ impl Exchange {
     }
 }
 
-fn report(finished: Finished, actions: &mut Vec<Action>) {
+pub(super) fn report(finished: Finished, actions: &mut Vec<Action>) {
     actions.extend(finished.into_iter().map(|(ticket, outcome)| Action::Finished { ticket, outcome }));
 }
 

@@ -105,6 +105,8 @@ pub enum Failure {
     Incompatible,
     /// A message before it in its flow has failed.
     Flushed,
+    /// The owner has given it up.
+    Withdrawn,
 }
 
 /// Names a message that arrives: an exchange of this process and the number in it. Never used twice.

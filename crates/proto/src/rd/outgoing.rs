@@ -9,7 +9,10 @@
 //! | alone | VERDICT "not ready" of the present try | waiting |
 //! | sending, alone | another VERDICT | refused |
 //! | sending, alone, waiting, refused | Done | gone: success |
-//! | refused | all before it in its flow have ended | abandoned, with all behind it: failure is reported |
+//! | queued | its owner withdraws it | gone: failure is reported, for those queued behind it too |
+//! | sending, alone, waiting, refused | its owner withdraws it | withdrawn: failure is reported |
+//! | withdrawn | Done | gone |
+//! | refused, withdrawn | all before it in its flow have ended | abandoned, with all behind it: they fail |
 //! | abandoned | it shows as ended | gone |
 //!
 //! A message gets its number when its first segment is sent. So what is queued has no part in the exchange
@@ -38,6 +41,8 @@ enum State {
     Alone,
     Waiting(Instant),
     Refused(Failure),
+    /// Its end is reported. Nothing of it is sent any more.
+    Withdrawn,
     Abandoned,
 }
 
@@ -72,6 +77,10 @@ impl Record {
             _ => false,
         }
     }
+
+    fn is_reported(&self) -> bool {
+        matches!(self.state, State::Withdrawn | State::Abandoned)
+    }
 }
 
 /// A segment that goes into a packet.
@@ -105,8 +114,8 @@ pub(super) struct OutgoingMessages {
     sendable: BTreeSet<u64>,
     /// Records that wait for a receive, by the end of their timer.
     waiting: BTreeSet<(Instant, u64)>,
-    /// Records that the peer has refused, until it is their turn to fail.
-    refused: BTreeSet<u64>,
+    /// Records that are refused or withdrawn, until it is their turn to be abandoned.
+    failing: BTreeSet<u64>,
     /// Numbers of each flow that have not ended, ascending.
     flows: BTreeMap<QpnPair, VecDeque<u64>>,
     next_number: u64,
@@ -124,7 +133,7 @@ impl OutgoingMessages {
             records: BTreeMap::new(),
             sendable: BTreeSet::new(),
             waiting: BTreeSet::new(),
-            refused: BTreeSet::new(),
+            failing: BTreeSet::new(),
             flows: BTreeMap::new(),
             next_number: 1,
             floor: 1,
@@ -317,11 +326,11 @@ impl OutgoingMessages {
     pub(super) fn on_ended(&mut self, number: u64, finished: &mut Finished) -> bool {
         let Some(record) = self.records.remove(&number) else { return false };
         self.sendable.remove(&number);
-        self.refused.remove(&number);
+        self.failing.remove(&number);
         if let State::Waiting(until) = record.state {
             self.waiting.remove(&(until, number));
         }
-        if record.state == State::Abandoned {
+        if record.is_reported() {
             self.groups.values_mut().for_each(|group| group.messages.retain(|other| *other != number));
             self.groups.retain(|_, group| !group.messages.is_empty());
         } else {
@@ -363,7 +372,7 @@ impl OutgoingMessages {
             }
             if record.retries == 0 {
                 record.state = State::Refused(Failure::NoReceive);
-                self.refused.insert(number);
+                self.failing.insert(number);
             } else {
                 record.retries -= u8::from(record.retries != RETRY_FOREVER);
                 let until = now + rnr_delay(timer);
@@ -376,12 +385,12 @@ impl OutgoingMessages {
             record.next = 0;
             record.acknowledged.clear();
             record.missing.clear();
-        } else if record.state != State::Abandoned && !matches!(record.state, State::Refused(_)) {
+        } else if !record.is_reported() && !matches!(record.state, State::Refused(_)) {
             if let State::Waiting(until) = record.state {
                 self.waiting.remove(&(until, number));
             }
             record.state = State::Refused(Failure::Refused(reason));
-            self.refused.insert(number);
+            self.failing.insert(number);
         }
         self.note(number);
     }
@@ -419,17 +428,56 @@ impl OutgoingMessages {
         self.note(entry.1);
     }
 
-    /// Fails what was refused and whose turn it is, with everything behind it in its flow.
-    pub(super) fn fail_in_turn(&mut self, finished: &mut Finished) {
-        let in_turn = |number: &u64| match self.records.get(number) {
-            Some(record) if self.is_in_turn(*number, record) => match record.state {
-                State::Refused(failure) => Some((*number, failure)),
-                _ => None,
-            },
-            _ => None,
+    /// The owner gives a message up. `Some`: it was here, and had not ended.
+    pub(super) fn withdraw(&mut self, ticket: Ticket, finished: &mut Finished) -> Option<Outgoing> {
+        let begun =
+            self.records.iter().find(|(_, record)| record.ticket == ticket).map(|(number, _)| *number);
+        let message = match begun {
+            Some(number) => self.withdraw_begun(number)?,
+            None => self.take_queued(ticket)?,
         };
-        let now: Vec<(u64, Failure)> = self.refused.iter().filter_map(in_turn).collect();
-        now.into_iter().for_each(|(number, failure)| self.abandon(number, failure, finished));
+        finished.push((ticket, Err(Failure::Withdrawn)));
+        if message.ordered {
+            self.flush_queued(message.pair, ticket, finished);
+        }
+        self.fail_in_turn(finished);
+        Some(message)
+    }
+
+    fn withdraw_begun(&mut self, number: u64) -> Option<Outgoing> {
+        let record = self.records.get_mut(&number).filter(|record| !record.is_reported())?;
+        if let State::Waiting(until) = record.state {
+            self.waiting.remove(&(until, number));
+        }
+        record.state = State::Withdrawn;
+        let message = record.message;
+        self.failing.insert(number);
+        self.note(number);
+        Some(message)
+    }
+
+    fn take_queued(&mut self, ticket: Ticket) -> Option<Outgoing> {
+        let queues = self.parked.values_mut().chain([&mut self.queue]);
+        let message = queues.into_iter().find_map(|queue| take(queue, ticket));
+        self.parked.retain(|_, parked| !parked.is_empty());
+        message
+    }
+
+    /// Fails what is queued of a flow behind a message.
+    fn flush_queued(&mut self, pair: QpnPair, behind: Ticket, finished: &mut Finished) {
+        if let Some(parked) = self.parked.get_mut(&pair) {
+            flush(parked, pair, behind, finished);
+        }
+        self.parked.retain(|_, parked| !parked.is_empty());
+        flush(&mut self.queue, pair, behind, finished);
+    }
+
+    /// Fails what was refused or withdrawn and whose turn it is, with everything behind it in its flow.
+    pub(super) fn fail_in_turn(&mut self, finished: &mut Finished) {
+        let is_due =
+            |number: &u64| self.records.get(number).is_some_and(|record| self.is_in_turn(*number, record));
+        let now: Vec<u64> = self.failing.iter().copied().filter(is_due).collect();
+        now.into_iter().for_each(|number| self.abandon(number, finished));
     }
 
     fn is_in_turn(&self, number: u64, record: &Record) -> bool {
@@ -437,9 +485,9 @@ impl OutgoingMessages {
         flow.is_none_or(|flow| flow.front() == Some(&number))
     }
 
-    fn abandon(&mut self, number: u64, failure: Failure, finished: &mut Finished) {
+    fn abandon(&mut self, number: u64, finished: &mut Finished) {
         let Some(record) = self.records.get(&number) else { return };
-        let (pair, ordered) = (record.message.pair, record.message.ordered);
+        let (ticket, pair, ordered) = (record.ticket, record.message.pair, record.message.ordered);
         let flow = self.flows.get(&pair).filter(|_| ordered);
         let messages: Vec<u64> = match flow {
             Some(flow) => flow.iter().copied().filter(|other| *other >= number).collect(),
@@ -447,25 +495,22 @@ impl OutgoingMessages {
         };
         for (at, number) in messages.iter().enumerate() {
             let Some(record) = self.records.get_mut(number) else { continue };
-            if let State::Waiting(until) = record.state {
-                self.waiting.remove(&(until, *number));
-            }
-            record.state = State::Abandoned;
+            let failure = match std::mem::replace(&mut record.state, State::Abandoned) {
+                State::Withdrawn | State::Abandoned => None,
+                State::Refused(failure) if at == 0 => Some(failure),
+                State::Waiting(until) => {
+                    self.waiting.remove(&(until, *number));
+                    Some(Failure::Flushed)
+                }
+                _ => Some(Failure::Flushed),
+            };
             self.sendable.remove(number);
-            self.refused.remove(number);
-            finished.push((record.ticket, Err(if at == 0 { failure } else { Failure::Flushed })));
+            self.failing.remove(number);
+            finished.extend(failure.map(|failure| (record.ticket, Err(failure))));
         }
         if ordered {
             // What is queued behind it has no number yet; it was posted before the failure.
-            let parked = self.parked.remove(&pair).into_iter().flatten();
-            finished.extend(parked.map(|(ticket, _)| (ticket, Err(Failure::Flushed))));
-            self.queue.retain(|(ticket, message)| {
-                let stays = !message.ordered || message.pair != pair;
-                if !stays {
-                    finished.push((*ticket, Err(Failure::Flushed)));
-                }
-                stays
-            });
+            self.flush_queued(pair, ticket, finished);
         }
         self.groups.insert(self.next_group, Group { messages, is_due: true });
         self.next_group += 1;
@@ -501,6 +546,7 @@ impl OutgoingMessages {
                 broken.insert(record.message.pair);
             }
             let failure = match record.state {
+                State::Withdrawn => continue,
                 State::Refused(failure) => failure,
                 _ => failure,
             };
@@ -515,19 +561,57 @@ impl OutgoingMessages {
     }
 
     /// Takes all messages out, those under way too, in the order in which they were posted. Only after the
-    /// peer has said that it ignored them (docs/rd.md section 4).
-    pub(super) fn take_all(&mut self) -> Vec<(Ticket, Outgoing)> {
+    /// peer has said that it ignored them (docs/rd.md section 4). What has failed meanwhile stays failed, and
+    /// so does what was posted behind it before that.
+    pub(super) fn take_all(&mut self, finished: &mut Finished) -> Vec<(Ticket, Outgoing)> {
         let mut all = std::mem::replace(self, Self::new());
         let pairs: Vec<QpnPair> = all.parked.keys().copied().collect();
         pairs.into_iter().for_each(|pair| all.unpark(pair));
-        let begun = all.records.into_values().map(|record| (record.ticket, record.message));
-        begun.chain(all.queue).collect()
+        let mut broken = BTreeSet::new();
+        let mut left = Vec::new();
+        for record in all.records.into_values() {
+            match record.state {
+                State::Abandoned => {}
+                State::Withdrawn if record.message.ordered => {
+                    broken.insert(record.message.pair);
+                }
+                State::Withdrawn => {}
+                _ if record.message.ordered && broken.contains(&record.message.pair) => {
+                    finished.push((record.ticket, Err(Failure::Flushed)));
+                }
+                _ => left.push((record.ticket, record.message)),
+            }
+        }
+        left.extend(all.queue);
+        left
     }
+}
+
+/// Takes a message out of a queue.
+pub(super) fn take(queue: &mut VecDeque<(Ticket, Outgoing)>, ticket: Ticket) -> Option<Outgoing> {
+    let at = queue.iter().position(|(other, _)| *other == ticket)?;
+    queue.remove(at).map(|(_, message)| message)
+}
+
+/// Fails the messages of a queue that are of a flow and were posted after a message of it.
+pub(super) fn flush(
+    queue: &mut VecDeque<(Ticket, Outgoing)>,
+    pair: QpnPair,
+    behind: Ticket,
+    finished: &mut Finished,
+) {
+    queue.retain(|(ticket, message)| {
+        let is_behind = message.ordered && message.pair == pair && *ticket > behind;
+        if is_behind {
+            finished.push((*ticket, Err(Failure::Flushed)));
+        }
+        !is_behind
+    });
 }
 
 /// New messages of its flow would only be held or refused.
 fn is_stopped(record: &Record) -> bool {
-    matches!(record.state, State::Waiting(_) | State::Alone | State::Refused(_))
+    matches!(record.state, State::Waiting(_) | State::Alone | State::Refused(_) | State::Withdrawn)
 }
 
 fn to_u32(value: u64) -> u32 {

@@ -141,10 +141,18 @@ pub fn exchange(bytes: &[u8]) {
     while let [kind, len, after @ ..] = rest {
         let (body, next) = after.split_at(usize::from(*len).min(after.len()));
         rest = next;
-        match kind % 8 {
+        match kind % 9 {
             0 => victim.post(len & 1 != 0, u32::from(*len) * 40, len & 2 != 0),
             1 => victim.wait(Duration::from_micros(10) * (1 << (len % 22))),
             2 => victim.wait(Duration::from_secs(u64::from(len % 70))),
+            8 => {
+                let at = usize::from(*len) % victim.open.len().max(1);
+                if let Some(ticket) = victim.open.iter().nth(at).copied() {
+                    victim.rd.withdraw(&victim.at(), ticket);
+                    victim.settle();
+                    assert!(!victim.open.contains(&ticket), "it has not ended");
+                }
+            }
             kind => {
                 number += 1;
                 let kind = if kind == 7 { Kind::from_code(*len) } else { Kind::Packet };

@@ -124,6 +124,11 @@ impl Model {
         }
     }
 
+    /// How it has ended, as far as its sender knows.
+    pub fn outcome(&self, number: usize) -> Option<Result<(), Failure>> {
+        self.messages[number].outcome
+    }
+
     /// A message finds no receive, or its receive is taken back.
     pub fn not_ready(&mut self, number: usize) {
         self.messages[number].refusals += 1;

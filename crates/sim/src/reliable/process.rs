@@ -5,7 +5,8 @@ use std::net::SocketAddr;
 
 use uwarp_proto::clock::Now;
 use uwarp_proto::rd::{
-    Action, Arrival, Bytes, Config, MessageId, Outgoing, PacketBuf, Placed, Rd, Route, Target, Ticket,
+    Action, Arrival, Bytes, Config, Failure, MessageId, Outgoing, PacketBuf, Placed, Rd, Route, Target,
+    Ticket,
 };
 use uwarp_wire::ddp::QN_SEND;
 use uwarp_wire::rd::chunk::Reason;
@@ -24,6 +25,8 @@ const WRONG_QKEY: u32 = 0x0102_0305;
 const RNR_TIMER: u8 = 12;
 /// Segments, in thousandths, during whose placement another thread sends.
 const EARLY: u32 = 50;
+/// In thousandths: packets whose payload cannot be read any more, of a process that withdraws messages.
+const UNREADABLE: u32 = 10;
 
 /// What a process has seen.
 #[derive(Debug, Clone, Copy, Default)]
@@ -32,6 +35,7 @@ pub struct Counts {
     pub held: u64,
     pub taken_back: u64,
     pub no_receive: u64,
+    pub withdrawn: u64,
 }
 
 /// A message that is being placed.
@@ -70,12 +74,16 @@ pub struct Process {
     /// Receives in the order in which they completed.
     completed: Vec<u64>,
     packet: PacketBuf,
+    /// For what the process does on its own.
+    rng: Rng,
+    withdraws: bool,
 }
 
 impl Process {
     /// With so many queue pairs and without receives.
     pub fn new(now: Time, at: SocketAddr, config: Config, queue_pairs: u32, rng: &mut Rng) -> Self {
         let mut seed = [0; 32];
+        let own = rng.clone().fork();
         rng.fill(&mut seed);
         let numbers = (1..=queue_pairs).map(|slot| u32::from(at.port()) << 8 | slot);
         Self {
@@ -94,6 +102,8 @@ impl Process {
             incoming: BTreeMap::new(),
             completed: Vec::new(),
             packet: PacketBuf::new(),
+            rng: own,
+            withdraws: false,
         }
     }
 
@@ -166,6 +176,41 @@ impl Process {
         self.posted.insert(ticket, number);
     }
 
+    /// Gives a message up that has not ended, or all of a queue pair.
+    pub fn withdraw_some(&mut self, now: Time, host: usize, model: &mut Model) {
+        self.withdraws = true;
+        let Some(last) = self.posted.len().checked_sub(1) else { return };
+        let at = self.rng.size(0, last);
+        let Some((ticket, number)) = self.posted.iter().nth(at).map(|(ticket, number)| (*ticket, *number))
+        else {
+            return;
+        };
+        if self.rng.chance(700) {
+            self.withdraw(now, ticket, host, model);
+            return;
+        }
+        let source = model.key(number).pair.source;
+        let of_it = |number: &usize| model.key(*number).pair.source == source;
+        let mut tickets: Vec<Ticket> =
+            self.posted.iter().filter(|(_, number)| of_it(number)).map(|(ticket, _)| *ticket).collect();
+        if self.rng.chance(500) {
+            tickets.reverse();
+        }
+        tickets.into_iter().for_each(|ticket| self.withdraw(now, ticket, host, model));
+        // A queue pair that has ended may be used again at once.
+    }
+
+    fn withdraw(&mut self, now: Time, ticket: Ticket, host: usize, model: &mut Model) {
+        let number = self.posted.get(&ticket).copied();
+        self.rd.withdraw(&Now::at(instant(now)), ticket);
+        self.act(host, model);
+        if let Some(number) = number {
+            self.counts.withdrawn += 1;
+            assert_eq!(model.outcome(number), Some(Err(Failure::Withdrawn)), "message {number} is withdrawn");
+        }
+        assert!(!self.posted.contains_key(&ticket));
+    }
+
     /// Leaves.
     pub fn close(&mut self, now: Time) {
         self.rd.close(&Now::at(instant(now)));
@@ -194,7 +239,7 @@ impl Process {
             self.act(host, model);
             while let Some(arrival) = (!arrivals.is_empty()).then(|| arrivals.remove(0)) {
                 if rng.chance(EARLY) {
-                    early.extend(std::iter::from_fn(|| self.transmit(now, model)));
+                    early.extend(std::iter::from_fn(|| self.transmit(now, host, model)));
                 }
                 let placed = self.place(&arrival, &datagram.bytes, model);
                 self.rd.on_placed(&at, &arrival, placed, &mut arrivals);
@@ -297,11 +342,19 @@ impl Process {
     }
 
     /// The next packet to send.
-    pub fn transmit(&mut self, now: Time, model: &Model) -> Option<Datagram> {
+    pub fn transmit(&mut self, now: Time, host: usize, model: &mut Model) -> Option<Datagram> {
         if self.is_stopped(now) {
             return None;
         }
-        let route = self.rd.poll_transmit(&Now::at(instant(now)), &mut self.packet)?;
+        let mut route = self.rd.poll_transmit(&Now::at(instant(now)), &mut self.packet)?;
+        // Memory that is not there any more: the packet is not sent.
+        while let Some(ticket) = self.packet.payloads().last().map(|payload| payload.ticket)
+            && self.withdraws
+            && self.rng.chance(UNREADABLE)
+        {
+            self.withdraw(now, ticket, host, model);
+            route = self.rd.poll_transmit(&Now::at(instant(now)), &mut self.packet)?;
+        }
         let mut bytes = Vec::with_capacity(self.packet.packet_len());
         self.packet.assemble(&mut bytes, |payload, out| {
             let number = self.posted[&payload.ticket];

@@ -1,0 +1,126 @@
+//! What a process keeps of one peer (the table of [`contact`](super::contact)).
+
+use std::collections::VecDeque;
+use std::time::{Duration, Instant};
+
+use smallvec::SmallVec;
+
+use super::exchange::{Exchange, LIFE, report};
+use super::message::{Action, Failure, Outgoing, Ticket};
+use super::outgoing::{Finished, flush, take};
+
+/// Tokens that are kept of one peer besides its exchange's. With more, a new Open is refused.
+pub(super) const DEAD_MOST: usize = 4;
+/// The first Hellos are this far apart.
+const HELLO_FIRST: Duration = Duration::from_millis(10);
+/// And the others double from here on,
+const HELLO_NEXT: Duration = Duration::from_millis(50);
+/// up to here.
+const HELLO_LONGEST: Duration = Duration::from_millis(500);
+
+#[derive(Debug)]
+pub(super) enum Attempt {
+    Asking { token: u64, hellos: u32, since: Instant, sent: Option<Instant> },
+    Opening(Box<Exchange>),
+}
+
+/// What is known of a peer.
+#[derive(Debug, Default)]
+pub(super) struct Peer {
+    pub(super) attempt: Option<Attempt>,
+    pub(super) exchange: Option<Box<Exchange>>,
+    /// Tokens that no Open may use any more.
+    pub(super) dead: SmallVec<[Dead; 1]>,
+    /// Messages that have no exchange yet, and since when.
+    pub(super) waiting: VecDeque<(Ticket, Outgoing)>,
+    pub(super) waiting_since: Option<Instant>,
+    /// Its entry in the list of timers.
+    pub(super) timer: Option<Instant>,
+    pub(super) is_queued: bool,
+}
+
+/// A token of an exchange that has ended early, or of an Open that was answered with Cross.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Dead {
+    pub(super) token: u64,
+    pub(super) until: Instant,
+    /// Nothing of its Opens was delivered, so Cross may be repeated.
+    pub(super) is_crossed: bool,
+}
+
+impl Peer {
+    pub(super) fn is_empty(&self) -> bool {
+        self.attempt.is_none() && self.exchange.is_none() && self.dead.is_empty() && self.waiting.is_empty()
+    }
+
+    pub(super) fn keep(&mut self, now: Instant, token: u64, is_crossed: bool) {
+        self.dead.push(Dead { token, until: now + LIFE, is_crossed });
+    }
+
+    /// The exchange ends before its time. A responder keeps the token.
+    pub(super) fn end_exchange(&mut self, now: Instant, failure: Failure, actions: &mut Vec<Action>) {
+        let Some(mut exchange) = self.exchange.take() else { return };
+        let queued = exchange.end(failure, actions);
+        if exchange.is_responder() {
+            self.keep(now, exchange.start.peer_key, false);
+        }
+        if failure == Failure::Silent {
+            actions.extend(queued.into_iter().map(|(ticket, _)| failed(ticket, failure)));
+        } else {
+            self.put_back(now, queued);
+        }
+    }
+
+    /// Messages that were posted before those that wait.
+    pub(super) fn put_back(&mut self, now: Instant, messages: Vec<(Ticket, Outgoing)>) {
+        messages.into_iter().rev().for_each(|message| self.waiting.push_front(message));
+        if !self.waiting.is_empty() {
+            self.waiting_since.get_or_insert(now);
+        }
+    }
+
+    /// The owner gives a message up. Returns whether it was this peer's, and had not ended.
+    pub(super) fn withdraw(&mut self, now: Instant, ticket: Ticket, actions: &mut Vec<Action>) -> bool {
+        let mut found = self.exchange.as_mut().and_then(|exchange| exchange.withdraw(now, ticket, actions));
+        if let (None, Some(Attempt::Opening(opening))) = (found, &mut self.attempt) {
+            found = opening.withdraw(now, ticket, actions);
+        }
+        let mut finished = Finished::new();
+        if found.is_none() {
+            found = take(&mut self.waiting, ticket);
+            finished.extend(found.map(|_| (ticket, Err(Failure::Withdrawn))));
+        }
+        let Some(message) = found else { return false };
+        if message.ordered {
+            flush(&mut self.waiting, message.pair, ticket, &mut finished);
+        }
+        report(finished, actions);
+        if self.waiting.is_empty() {
+            self.waiting_since = None;
+        }
+        if matches!(&self.attempt, Some(Attempt::Opening(opening)) if opening.is_idle_opening()) {
+            self.attempt = None;
+        }
+        true
+    }
+
+    pub(super) fn fail_waiting(&mut self, failure: Failure, actions: &mut Vec<Action>) {
+        self.waiting_since = None;
+        actions.extend(self.waiting.drain(..).map(|(ticket, _)| failed(ticket, failure)));
+    }
+}
+
+pub(super) fn failed(ticket: Ticket, failure: Failure) -> Action {
+    Action::Finished { ticket, outcome: Err(failure) }
+}
+
+/// When the next Hello is due. `None`: the attempt asks no more.
+pub(super) fn hello_at(attempt: &Attempt) -> Option<Instant> {
+    let Attempt::Asking { hellos, since, sent, .. } = attempt else { return None };
+    let Some(sent) = sent else { return Some(*since) };
+    let pause = match hellos.checked_sub(4) {
+        None => HELLO_FIRST,
+        Some(doublings) => (HELLO_NEXT * (1 << doublings.min(8))).min(HELLO_LONGEST),
+    };
+    Some(*sent + pause)
+}
