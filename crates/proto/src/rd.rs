@@ -11,6 +11,7 @@
 //!            │ exchange: ┌ outgoing ── numbers, repairs, failing in turn  │
 //!            │           │ recovery ── packets in flight, RTT             │ ──▶ poll_transmit ─ datagram
 //!            │           │ congestion ── how many of them, and when       │
+//!            │ room: what peers may send, for the socket's memory         │
 //!            │           │ received ── ACK ranges                         │
 //!            │           └ incoming ── once, in order, held               │ ──▶ poll_action
 //!            └─────────────────▲──────────────────────┬───────────────────┘
@@ -34,6 +35,7 @@ mod peer;
 mod range_set;
 mod received;
 mod recovery;
+mod room;
 mod rtt;
 
 use std::time::Duration;
@@ -50,12 +52,8 @@ pub use packet::PacketBuf;
 pub struct Config {
     /// Bytes of the longest packet, as UDP payload: 1,472 over IPv4 on Ethernet, 1,452 over IPv6.
     pub packet_len: usize,
-    /// Bytes in flight of an exchange at most, whatever its path takes.
-    // TODO(docs/rd.md section 8): the peer's credit bounds this.
+    /// Bytes in flight of an exchange at most, whatever its path and its peer's socket take.
     pub window: u64,
-    /// What the peer is told that it may have in flight, in units of 4 KiB.
-    // TODO(docs/rd.md section 8): divided among peers by what the socket's memory takes.
-    pub credit: u16,
     /// A peer that owes something and says nothing for this long is gone; at most 30 s.
     pub patience: Duration,
     /// Exchanges and dead tokens at most, and those of one address.
@@ -69,7 +67,6 @@ impl Default for Config {
         Self {
             packet_len: 1472,
             window: 1 << 20,
-            credit: 64,
             patience: Duration::from_secs(10),
             most_peers: 65_536,
             most_peers_of_one: 4096,

@@ -164,16 +164,16 @@ fn first_contact_and_two_messages() {
     pair.check(
         r"
       0 A Hello | Hello v1 features=0x0
-    100 B Challenge | Challenge v1 features=0x0 home=20002 credit=64 largest=1472
+    100 B Challenge | Challenge v1 features=0x0 home=20002 credit=78 largest=1472
     200 A Open pn=1 | Open v1 features=0x0 asked=20002 | Segment 0x1->0x2 msg=1 behind=0 0+64/64 first ack
     300 B delivered 1
-    300 B Packet pn=1 | Ack 1 delay=0us credit=64 floor=2 packets=0+1
+    300 B Packet pn=1 | Ack 1 delay=0us credit=78 floor=2 packets=0+1
     400 A finished: Ok(())
     400 A Packet pn=2 | Segment 0x1->0x2 msg=2 behind=0 0+1402/3000 first
     400 A Packet pn=3 | Segment 0x1->0x2 msg=2 behind=0 1402+1406/3000
     400 A Packet pn=4 | Segment 0x1->0x2 msg=2 behind=0 2808+192/3000 ack
     500 B delivered 2
-    500 B Packet pn=2 | Ack 4 delay=0us credit=64 floor=3 packets=0+4
+    500 B Packet pn=2 | Ack 4 delay=0us credit=78 floor=3 packets=0+4
     600 A finished: Ok(())
 ",
     );
@@ -189,19 +189,19 @@ fn a_lost_packet_is_sent_again_after_a_round_trip() {
     pair.check(
         r"
       0 A Hello | Hello v1 features=0x0
-    100 B Challenge | Challenge v1 features=0x0 home=20002 credit=64 largest=1472
+    100 B Challenge | Challenge v1 features=0x0 home=20002 credit=78 largest=1472
     200 A Open pn=1 | Open v1 features=0x0 asked=20002 | Segment 0x1->0x2 msg=1 0+64/64 first ack
     300 B delivered 1
-    300 B Packet pn=1 | Ack 1 delay=0us credit=64 floor=2 packets=0+1
+    300 B Packet pn=1 | Ack 1 delay=0us credit=78 floor=2 packets=0+1
     400 A finished: Ok(())
     400 A Packet pn=2 | Segment 0x1->0x2 msg=2 0+1402/3000 first (lost)
     400 A Packet pn=3 | Segment 0x1->0x2 msg=2 1402+1406/3000
     400 A Packet pn=4 | Segment 0x1->0x2 msg=2 2808+192/3000 ack
-    500 B Packet pn=2 | Ack 3 delay=0us credit=64 floor=2 packets=0+1,1+1
-    500 B Packet pn=3 | Ack 4 delay=0us credit=64 floor=2 packets=0+2,1+1
+    500 B Packet pn=2 | Ack 3 delay=0us credit=78 floor=2 packets=0+1,1+1
+    500 B Packet pn=3 | Ack 4 delay=0us credit=78 floor=2 packets=0+2,1+1
     625 A Packet pn=5 | Segment 0x1->0x2 msg=2 0+1402/3000 first ack
     725 B delivered 2
-    725 B Packet pn=4 | Ack 5 delay=0us credit=64 floor=3 packets=0+3,1+1
+    725 B Packet pn=4 | Ack 5 delay=0us credit=78 floor=3 packets=0+3,1+1
     825 A finished: Ok(())
 ",
     );
@@ -216,19 +216,19 @@ fn a_message_without_a_receive_goes_again() {
     pair.check(
         r"
       0 A Hello | Hello v1 features=0x0
-    100 B Challenge | Challenge v1 features=0x0 home=20002 credit=64 largest=1472
+    100 B Challenge | Challenge v1 features=0x0 home=20002 credit=78 largest=1472
     200 A Open pn=1 | Open v1 features=0x0 asked=20002 | Segment 0x1->0x2 msg=1 behind=0 0+1378/2000 first
     200 A Open pn=2 | Open v1 features=0x0 asked=20002 | Segment 0x1->0x2 msg=1 behind=0 1378+622/2000 |
             Segment 0x1->0x2 msg=2 behind=1 0+10/10 first ack
-    300 B Packet pn=1 | Ack 1 delay=0us credit=64 floor=1 packets=0+1 |
+    300 B Packet pn=1 | Ack 1 delay=0us credit=78 floor=1 packets=0+1 |
             Verdict msg=1 ReceiverNotReady timer=1 pn=…1
-    300 B Packet pn=2 | Ack 2 delay=0us credit=64 floor=1 packets=0+2 |
+    300 B Packet pn=2 | Ack 2 delay=0us credit=78 floor=1 packets=0+2 |
             Verdict msg=1 ReceiverNotReady timer=1 pn=…1
-    410 A Packet pn=3 | Ack 2 delay=8us credit=64 floor=1 packets=0+2 |
+    410 A Packet pn=3 | Ack 2 delay=8us credit=78 floor=1 packets=0+2 |
             Segment 0x1->0x2 msg=1 behind=0 0+1378/2000 first ack
     510 B delivered 1
     510 B delivered 2
-    510 B Packet pn=3 | Ack 3 delay=0us credit=64 floor=3 packets=0+3
+    510 B Packet pn=3 | Ack 3 delay=0us credit=78 floor=3 packets=0+3
     610 A finished: Ok(())
     610 A finished: Ok(())
 ",
@@ -256,18 +256,18 @@ fn a_lost_ping_does_not_end_an_exchange() {
         r"
     400 A Packet pn=2 | Segment 0x1->0x2 msg=2 0+65/65 first ack
     500 B delivered 2
-    500 B Packet pn=2 | Ack 2 delay=0us credit=64 floor=3 packets=0+2 (lost)
+    500 B Packet pn=2 | Ack 2 delay=0us credit=78 floor=3 packets=0+2 (lost)
     850 A Packet pn=3 | Segment 0x1->0x2 msg=2 0+65/65 first ack
-    950 B Packet pn=3 | Ack 3 delay=0us credit=64 floor=3 packets=0+3 (lost)
+    950 B Packet pn=3 | Ack 3 delay=0us credit=78 floor=3 packets=0+3 (lost)
    1850 A Packet pn=4 | Ping (lost)
    1860 A Packet pn=5 | Segment 0x1->0x2 msg=3 0+66/66 first ack
    1960 B delivered 3
-   1960 B Packet pn=4 | Ack 5 delay=0us credit=64 floor=4 packets=0+1,1+3
+   1960 B Packet pn=4 | Ack 5 delay=0us credit=78 floor=4 packets=0+1,1+3
    2060 A finished: Ok(())
    2060 A finished: Ok(())
 15002075 B Packet pn=5 | Segment 0x1->0x2 msg=1 0+67/67 first ack
 15002175 A delivered 1
-15002175 A Packet pn=6 | Ack 5 delay=0us credit=64 floor=2 packets=0+2,2+1
+15002175 A Packet pn=6 | Ack 5 delay=0us credit=78 floor=2 packets=0+2,2+1
 15002275 B finished: Ok(())
 ",
     );
@@ -298,14 +298,14 @@ fn a_withdrawn_message_ends_at_once_and_is_abandoned_in_its_turn() {
     400 A finished: Err(Withdrawn)
     850 A Packet pn=5 | Segment 0x1->0x2 msg=2 behind=0 0+65/65 first ack
     950 B delivered 2
-    950 B Packet pn=2 | Ack 5 delay=0us credit=64 floor=3 packets=0+1,3+1
+    950 B Packet pn=2 | Ack 5 delay=0us credit=78 floor=3 packets=0+1,3+1
    1050 A finished: Ok(())
    1050 A finished: Err(Flushed)
    1050 A Packet pn=6 | Abandon 3 4
-   1150 B Packet pn=3 | Ack 6 delay=0us credit=64 floor=5 packets=0+2,3+1
+   1150 B Packet pn=3 | Ack 6 delay=0us credit=78 floor=5 packets=0+2,3+1
    1250 A Packet pn=7 | Segment 0x1->0x2 msg=5 behind=0 0+68/68 first ack
    1350 B delivered 5
-   1350 B Packet pn=4 | Ack 7 delay=0us credit=64 floor=6 packets=0+3,3+1
+   1350 B Packet pn=4 | Ack 7 delay=0us credit=78 floor=6 packets=0+3,3+1
    1450 A finished: Ok(())
 ",
     );
@@ -329,13 +329,13 @@ fn what_was_never_sent_disappears_with_what_is_queued_behind_it() {
       0 A Hello | Hello v1 features=0x0
       0 A finished: Err(Withdrawn)
       0 A finished: Err(Flushed)
-    100 B Challenge | Challenge v1 features=0x0 home=20002 credit=64 largest=1472
+    100 B Challenge | Challenge v1 features=0x0 home=20002 credit=78 largest=1472
     150 A finished: Err(Withdrawn)
     200 A Hello | Hello v1 features=0x0
-    300 B Challenge | Challenge v1 features=0x0 home=20002 credit=64 largest=1472
+    300 B Challenge | Challenge v1 features=0x0 home=20002 credit=78 largest=1472
     400 A Open pn=1 | Open v1 features=0x0 asked=20002 | Segment 0x1->0x2 msg=1 behind=0 0+4/4 first ack
     500 B delivered 1
-    500 B Packet pn=1 | Ack 1 delay=0us credit=64 floor=2 packets=0+1
+    500 B Packet pn=1 | Ack 1 delay=0us credit=78 floor=2 packets=0+1
     600 A finished: Ok(())
 ",
     );
@@ -351,18 +351,18 @@ fn two_that_begin_at_once_cross() {
         r"
       0 A Hello | Hello v1 features=0x0
       0 B Hello | Hello v1 features=0x0
-    100 B Challenge | Challenge v1 features=0x0 home=20002 credit=64 largest=1472
-    100 A Challenge | Challenge v1 features=0x0 home=20001 credit=64 largest=1472
+    100 B Challenge | Challenge v1 features=0x0 home=20002 credit=78 largest=1472
+    100 A Challenge | Challenge v1 features=0x0 home=20001 credit=78 largest=1472
     200 A Open pn=1 | Open v1 features=0x0 asked=20002 | Segment 0x1->0x2 msg=1 behind=0 0+64/64 first ack
     200 B Open pn=1 | Open v1 features=0x0 asked=20001 | Segment 0x1->0x2 msg=1 behind=0 0+65/65 first ack
     300 B Cross
     650 B Open pn=2 | Open v1 features=0x0 asked=20001 | Segment 0x1->0x2 msg=1 behind=0 0+65/65 first ack
     750 A delivered 1
-    750 A Packet pn=1 | Ack 2 delay=0us credit=64 floor=2 packets=0+1 |
+    750 A Packet pn=1 | Ack 2 delay=0us credit=78 floor=2 packets=0+1 |
             Segment 0x1->0x2 msg=1 behind=0 0+64/64 first ack
     850 B finished: Ok(())
     850 B delivered 1
-    850 B Packet pn=3 | Ack 1 delay=0us credit=64 floor=2 packets=0+1
+    850 B Packet pn=3 | Ack 1 delay=0us credit=78 floor=2 packets=0+1
     950 A finished: Ok(())
 ",
     );

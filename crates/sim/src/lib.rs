@@ -34,6 +34,7 @@ pub mod memory;
 pub mod net;
 pub mod reliable;
 pub mod rng;
+pub mod rooms;
 pub mod sharing;
 pub mod tap;
 pub mod workload;

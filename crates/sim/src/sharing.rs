@@ -253,7 +253,10 @@ impl RdStream {
         let mut rd = || {
             let mut seed = [0; 32];
             rng.fill(&mut seed);
-            Rd::new(&Now::at(instant(0)), config, &seed)
+            let mut rd = Rd::new(&Now::at(instant(0)), config, &seed);
+            // The bottleneck is the path.
+            rd.set_room(most_in_flight * 4);
+            rd
         };
         Self {
             route: Route { local, remote },

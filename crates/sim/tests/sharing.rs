@@ -5,6 +5,7 @@
 //! cargo test -p uwarp-sim --test sharing -- --ignored --nocapture
 //! ```
 
+use uwarp_sim::rooms;
 use uwarp_sim::sharing::{Bottleneck, Kind, Outcome, run};
 
 const MS: u64 = 1_000_000;
@@ -150,4 +151,56 @@ fn the_whole_table() {
             }
         }
     }
+}
+
+/// The stock `rmem_max`, which the kernel doubles.
+const STOCK: u64 = 2 * 212_992;
+
+/// One stream to a receiver that looks at its socket every 100 µs.
+const SMALL: rooms::Plan = rooms::Plan {
+    senders: 1,
+    rate: 5_000_000_000,
+    delay: 20_000,
+    loss: 0,
+    socket: STOCK,
+    believed: STOCK,
+    every: 100_000,
+    message: 64 * 1024,
+    duration: 30 * MS,
+};
+
+#[test]
+fn a_stream_does_not_overrun_a_small_socket() {
+    for message in [64 * 1024, 700] {
+        let plan = rooms::Plan { message, ..SMALL };
+        let outcome = rooms::run(1, plan);
+        // Without a limit it does, and what it loses is little more than what the credit costs.
+        let without = rooms::run(1, rooms::Plan { believed: STOCK * 100, ..plan });
+        assert!(outcome.dropped == 0 && without.dropped > 0, "{outcome:?}, {without:?}");
+        assert!(outcome.bytes() * 4 > without.bytes() * 3, "{outcome:?}, {without:?}");
+    }
+}
+
+#[test]
+fn many_share_a_small_socket() {
+    for senders in [8, 40] {
+        let plan = rooms::Plan { senders, ..SMALL };
+        let outcome = rooms::run(1, plan);
+        let without = rooms::run(1, rooms::Plan { believed: STOCK * 100, ..plan });
+        // All begin at once, and then nobody has heard how many they are.
+        let share = |outcome: &rooms::Outcome| f64::from(outcome.dropped) / outcome.arrived as f64;
+        assert!(share(&outcome) < 0.02 && share(&without) > 0.03, "{outcome:?}, {without:?}");
+        let (least, most) = (outcome.of_senders.iter().min(), outcome.of_senders.iter().max());
+        assert!(outcome.of_senders.len() == usize::from(senders), "{outcome:?}");
+        assert!(least.zip(most).is_some_and(|(least, most)| least * 2 > *most), "{outcome:?}");
+    }
+}
+
+/// If credit were a sum, the charge of each lost packet would be gone.
+#[test]
+fn loss_takes_no_credit_away() {
+    let slow = rooms::Plan { rate: 12_500_000, delay: 2 * MS, duration: 10_000 * MS, ..SMALL };
+    let outcome = rooms::run(1, rooms::Plan { loss: 10, ..slow });
+    assert!(outcome.tenths[9] * 2 > outcome.tenths[0], "{outcome:?}");
+    assert!(outcome.bytes() as f64 > 0.9 * 125e6, "{outcome:?}");
 }

@@ -17,6 +17,7 @@ use std::time::{Duration, Instant};
 
 use siphasher::sip::SipHasher24;
 use uwarp_wire::introduction;
+use uwarp_wire::rd::ack::CREDIT_UNIT;
 use uwarp_wire::rd::contact::{Challenge, Cookie, Hello, Open};
 use uwarp_wire::rd::{Header, Kind, Packet, VERSION};
 
@@ -26,6 +27,7 @@ use super::exchange::{Exchange, Over, Phase, Role, Start};
 use super::message::{Action, Arrival, Failure, Outgoing, Placed, Route, Ticket};
 use super::packet::PacketBuf;
 use super::peer::{Attempt, DEAD_MOST, Peer, failed, hello_at};
+use super::room::{Room, first_credit};
 use super::rtt::Rtt;
 use crate::clock::Now;
 use crate::proof::Proof;
@@ -95,6 +97,7 @@ pub struct Rd {
     given: usize,
     challenges: Rate,
     unknowns: Rate,
+    room: Room,
     is_closed: bool,
     /// When the owner last found its socket empty.
     empty_at: Option<Instant>,
@@ -144,6 +147,7 @@ impl Rd {
             given: 0,
             challenges: Rate::new(now.get(), CHALLENGES),
             unknowns: Rate::new(now.get(), UNKNOWNS),
+            room: Room::new(now.get()),
             is_closed: false,
             empty_at: None,
         }
@@ -218,6 +222,19 @@ impl Rd {
     /// An owner that never calls it says that its program never keeps datagrams waiting.
     pub fn on_socket_empty(&mut self, now: &Now) {
         self.empty_at = Some(now.get());
+    }
+
+    /// What the socket's receive buffer takes, as `SO_RCVBUF` says it: twice what was asked for. Peers may
+    /// have three quarters of it in flight together. Without this call, it is that of a process which may not
+    /// enlarge it.
+    pub fn set_room(&mut self, bytes: u64) {
+        self.room.set(bytes);
+    }
+
+    /// The socket says that it has dropped so many datagrams since it was made (`SO_MEMINFO`). When that has
+    /// risen, all credit is halved for 100 ms.
+    pub fn on_drops(&mut self, now: &Now, count: u32) {
+        self.room.on_drops(now.get(), count);
     }
 
     /// The window toward a peer. `None`: there is no exchange.
@@ -350,7 +367,7 @@ impl Rd {
             home_port: route.local.port(),
             features: 0,
             cookie: Cookie { key: made.hash, made: made.made },
-            credit: self.config.credit,
+            credit: self.room.share(now.get(), 1),
             largest: u16::try_from(self.config.packet_len).unwrap_or(u16::MAX),
         };
         let header = answer_header(route, Kind::Challenge, token);
@@ -392,6 +409,7 @@ impl Rd {
             peer_key: challenge.cookie.key,
             version,
             largest: usize::from(challenge.largest).max(LEAST_PACKET),
+            credit: u64::from(challenge.credit) * CREDIT_UNIT,
             role: Role::Initiator(open),
         };
         self.next_exchange += 1;
@@ -421,6 +439,7 @@ impl Rd {
             }
         }
         let Some(exchange) = &mut peer.exchange else { return };
+        self.room.on_heard(now, &mut peer.heard);
         let body = packet.body();
         let over = exchange.handle_input(now, blind, header, body, Header::LEN, arrivals, &mut self.actions);
         if let Some(Over::Failed(failure)) = over {
@@ -461,6 +480,7 @@ impl Rd {
         let blind = self.blind(now);
         let Some(peer) = self.peers.get_mut(&route) else { return };
         let Some(exchange) = &mut peer.exchange else { return };
+        self.room.on_heard(now, &mut peer.heard);
         let over = exchange.handle_input(now, blind, header, chunks, at, arrivals, &mut self.actions);
         if let Some(Over::Failed(failure)) = over {
             arrivals.clear();
@@ -524,6 +544,7 @@ impl Rd {
             peer_key: open.token,
             version: open.version,
             largest: LARGEST_PACKET,
+            credit: first_credit(),
             role: Role::Responder { made: open.made },
         };
         let exchange = Box::new(Exchange::new(now_at, start, Rtt::new()));
@@ -671,15 +692,16 @@ impl Rd {
 
     fn transmit(&mut self, now: Instant, route: Route, out: &mut PacketBuf) -> Option<()> {
         let peer = self.peers.get_mut(&route)?;
+        let credit = self.room.share(now, 0);
         if let Some(exchange) = &mut peer.exchange
-            && let Some(sent) = exchange.poll_transmit(now, &self.config, out)
+            && let Some(sent) = exchange.poll_transmit(now, &self.config, credit, out)
         {
             return Some(sent);
         }
         let attempt = peer.attempt.as_mut()?;
         let is_due = hello_at(attempt).is_some_and(|at| at <= now);
         match attempt {
-            Attempt::Opening(opening) => opening.poll_transmit(now, &self.config, out),
+            Attempt::Opening(opening) => opening.poll_transmit(now, &self.config, credit, out),
             Attempt::Asking { token, hellos, sent, .. } if is_due => {
                 (*hellos, *sent) = (*hellos + 1, Some(now));
                 let header = answer_header(route, Kind::Hello, *token);

@@ -2,7 +2,7 @@
 
 use std::time::{Duration, Instant};
 
-use uwarp_wire::rd::ack::{Ack, MAX_RANGES, TIME_UNIT_US};
+use uwarp_wire::rd::ack::{Ack, CREDIT_UNIT, MAX_RANGES, TIME_UNIT_US};
 use uwarp_wire::rd::chunk::{Chunk, Close, Verdict, chunks};
 use uwarp_wire::rd::contact::Open;
 use uwarp_wire::rd::{Header, Kind, expand, low};
@@ -15,6 +15,7 @@ use super::outgoing::{Finished, OutgoingMessages};
 use super::packet::PacketBuf;
 use super::received::{self, PACKET_RANGES, Received};
 use super::recovery::{Content, Contents, News, Recovery};
+use super::room::charge;
 use super::rtt::Rtt;
 
 /// Without a packet for this long, an exchange rests.
@@ -52,6 +53,8 @@ pub(super) struct Start {
     pub(super) version: u8,
     /// The longest packet that the peer takes.
     pub(super) largest: usize,
+    /// Charge that it lets this process have in flight at first.
+    pub(super) credit: u64,
     /// In the initiator, what an Open says; in the responder, when the cookie was made.
     pub(super) role: Role,
 }
@@ -82,6 +85,8 @@ struct Heard {
     at_once: bool,
     /// There was no room for a part of it: it must come again.
     is_dropped: bool,
+    /// No later packet has arrived before it.
+    is_latest: bool,
     over: Option<Over>,
 }
 
@@ -103,8 +108,10 @@ pub(super) struct Exchange {
     pacer: Pacer,
     /// CE marks that the peer has reported.
     marks: u32,
-    /// Bytes that may be in flight, as of the last packet.
+    /// Bytes that the path lets be in flight, as of the last packet.
     window: u64,
+    /// Charge that the peer lets be in flight.
+    credit: u64,
     received: Received,
     outgoing: OutgoingMessages,
     incoming: IncomingMessages,
@@ -142,6 +149,7 @@ impl Exchange {
             pacer: Pacer::default(),
             marks: 0,
             window: 0,
+            credit: start.credit,
             received: Received::default(),
             outgoing: OutgoingMessages::new(),
             incoming: IncomingMessages::new(start.id),
@@ -239,12 +247,17 @@ impl Exchange {
             self.received.on_copy(now);
             return None;
         }
-        let mut heard = Heard::default();
+        let mut heard = Heard { is_latest: number > self.received.largest(), ..Heard::default() };
         let mut all = chunks(body);
         while let Some(Ok(chunk)) = all.next() {
             let end = at + body.len() - all.remaining();
             match chunk {
-                Chunk::Ack(ack) => self.on_ack(now, &ack, actions)?,
+                Chunk::Ack(ack) => {
+                    self.on_ack(now, &ack, actions)?;
+                    if heard.is_latest {
+                        self.credit = u64::from(ack.head.credit) * CREDIT_UNIT;
+                    }
+                }
                 Chunk::Segment(segment) => {
                     heard.eliciting = true;
                     heard.at_once |= segment.head.acknowledge;
@@ -442,8 +455,7 @@ impl Exchange {
 
     /// The window is open, but the next packet must wait.
     fn paced_until(&self, config: &Config) -> Option<Instant> {
-        let longest = self.longest(config) as u64;
-        let is_open = self.recovery.in_flight() + longest <= self.window && self.outgoing.is_sendable();
+        let is_open = self.has_room(config, 0) && self.outgoing.is_sendable();
         self.pacer.next().filter(|_| is_open && self.phase != Phase::Resting)
     }
 
@@ -560,7 +572,14 @@ impl Exchange {
     // --- Output.
 
     /// Makes the next packet. `None`: there is nothing to send now.
-    pub(super) fn poll_transmit(&mut self, now: Instant, config: &Config, out: &mut PacketBuf) -> Option<()> {
+    /// `credit`: what the peer may have in flight, in units of the wire.
+    pub(super) fn poll_transmit(
+        &mut self,
+        now: Instant,
+        config: &Config,
+        credit: u16,
+        out: &mut PacketBuf,
+    ) -> Option<()> {
         if self.closes > 0 {
             return self.transmit_close(now, out);
         }
@@ -570,8 +589,8 @@ impl Exchange {
         }
         let ack_is_due = self.received.due().is_some_and(|due| due <= now);
         let longest = self.longest(config);
-        self.window = self.congestion.bytes(longest).min(config.window);
-        let is_open = self.recovery.in_flight() + longest as u64 <= self.window;
+        self.window = self.congestion.bytes(longest);
+        let is_open = self.has_room(config, 0);
         let may_send = (is_open && self.pacer.due(now).is_none()) || self.probes > 0;
         let has_abandon = self.outgoing.next_abandon().is_some();
         let is_resting = self.phase == Phase::Resting;
@@ -582,7 +601,7 @@ impl Exchange {
         }
         self.begin(now, out);
         let mut contents = Contents::new();
-        let mut eliciting = self.put_ack(now, config, out, &mut contents);
+        let mut eliciting = self.put_ack(now, credit, out, &mut contents);
         if wants_data {
             eliciting |= self.put_data(longest, out, &mut contents);
         }
@@ -599,7 +618,7 @@ impl Exchange {
         if out.has_segments() {
             self.pacer.on_sent(now, &self.congestion, longest);
         }
-        let is_full = self.recovery.in_flight() + (out.packet_len() + longest) as u64 > self.window;
+        let is_full = !self.has_room(config, out.packet_len());
         let is_last = !self.outgoing.is_sendable() || is_full || self.pacer.due(now).is_some();
         if is_last {
             out.ask_for_ack();
@@ -611,6 +630,17 @@ impl Exchange {
         }
         self.note_waiting(now);
         Some(())
+    }
+
+    /// Whether a packet of full length may be in flight besides those that are, and one of `more` bytes.
+    fn has_room(&self, config: &Config, more: usize) -> bool {
+        let longest = self.longest(config);
+        let window = self.window.min(config.window);
+        let cost = charge(longest) + if more > 0 { charge(more) } else { 0 };
+        // One packet always goes: its acknowledgement brings the next credit.
+        let is_first = !self.recovery.is_waiting() && more == 0;
+        self.recovery.in_flight() + (longest + more) as u64 <= window
+            && (is_first || self.recovery.charge() + cost <= self.credit)
     }
 
     /// Bytes of the longest packet.
@@ -635,13 +665,7 @@ impl Exchange {
 
     /// An acknowledgement rides on every packet that leaves while one is owed. Returns whether it needs one
     /// itself.
-    fn put_ack(
-        &mut self,
-        now: Instant,
-        config: &Config,
-        out: &mut PacketBuf,
-        contents: &mut Contents,
-    ) -> bool {
+    fn put_ack(&mut self, now: Instant, credit: u16, out: &mut PacketBuf, contents: &mut Contents) -> bool {
         let has_verdicts = self.incoming.has_verdicts();
         if self.received.due().is_none() && !has_verdicts {
             return false;
@@ -649,7 +673,7 @@ impl Exchange {
         let Some((mut head, packets)) = self.received.ack(now) else { return false };
         let messages = self.incoming.ended_ranges(MAX_RANGES - PACKET_RANGES);
         head.floor = low(self.incoming.floor());
-        head.credit = config.credit;
+        head.credit = credit;
         out.put_ack(&head, &packets, &messages);
         contents.push(Content::Ack { largest: self.received.largest() });
         self.received.on_sent();

@@ -36,6 +36,8 @@ pub(super) struct Peer {
     pub(super) waiting_since: Option<Instant>,
     /// Its entry in the list of timers.
     pub(super) timer: Option<Instant>,
+    /// When it was heard last, as [`Room`](super::room::Room) counts.
+    pub(super) heard: u64,
     pub(super) is_queued: bool,
 }
 

@@ -9,6 +9,7 @@ use std::time::{Duration, Instant};
 
 use smallvec::SmallVec;
 
+use super::room::charge;
 use super::rtt::Rtt;
 
 /// A packet is lost when so many later ones are acknowledged (RFC 9002 section 6.1.1).
@@ -77,6 +78,8 @@ pub(super) struct Recovery {
     largest_acknowledged: Option<u64>,
     /// Bytes of ack-eliciting packets whose fate is not known.
     in_flight: u64,
+    /// What they take of the peer's socket.
+    charge: u64,
     /// Count of those packets.
     flying: u32,
     /// When the next packet counts as lost, if nothing comes before.
@@ -96,6 +99,7 @@ impl Recovery {
             sent: VecDeque::new(),
             largest_acknowledged: None,
             in_flight: 0,
+            charge: 0,
             flying: 0,
             loss_at: None,
             probes: 0,
@@ -112,6 +116,11 @@ impl Recovery {
 
     pub(super) fn in_flight(&self) -> u64 {
         self.in_flight
+    }
+
+    /// What is in flight takes this of the peer's socket.
+    pub(super) fn charge(&self) -> u64 {
+        self.charge
     }
 
     /// Whether the peer owes an acknowledgement of something.
@@ -131,6 +140,7 @@ impl Recovery {
     pub(super) fn on_sent(&mut self, now: Instant, bytes: u32, eliciting: bool, contents: Contents) {
         if eliciting {
             self.in_flight += u64::from(bytes);
+            self.charge += charge(bytes as usize);
             self.flying += 1;
             self.last_eliciting = Some(now);
         }
@@ -178,6 +188,7 @@ impl Recovery {
             self.reordering_until = Some(now + self.rtt.smoothed() * REORDERING_ROUNDS);
         } else if sent.eliciting {
             self.in_flight -= u64::from(sent.bytes);
+            self.charge -= charge(sent.bytes as usize);
             self.flying -= 1;
             news.acknowledged_packets += 1;
         }
@@ -220,6 +231,7 @@ impl Recovery {
                 run += 1;
                 news.run = news.run.max(run);
                 self.in_flight -= u64::from(sent.bytes);
+                self.charge -= charge(sent.bytes as usize);
                 self.flying -= 1;
             }
         }
