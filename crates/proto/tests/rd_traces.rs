@@ -16,6 +16,8 @@ struct Process {
     route: Route,
     /// Receives that are posted; without one, a message finds none.
     receives: usize,
+    /// Nothing is posted of itself.
+    is_late: bool,
 }
 
 /// Two processes, and what they say.
@@ -39,6 +41,7 @@ impl Pair {
             rd: Rd::new(&Now::at(start), Config::default(), &[own; 32]),
             route: Route { local: at(own), remote: at(other) },
             receives,
+            is_late: false,
         };
         Self {
             start,
@@ -131,6 +134,7 @@ impl Pair {
         while !arrivals.is_empty() {
             let arrival = arrivals.remove(0);
             let placed = match process.receives {
+                0 if process.is_late => Placed::NoReceive(0),
                 0 if arrival.offset == 0 => {
                     process.receives = 1;
                     Placed::NoReceive(1)
@@ -337,6 +341,49 @@ fn what_was_never_sent_disappears_with_what_is_queued_behind_it() {
     500 B delivered 1
     500 B Packet pn=1 | Ack 1 delay=0us credit=78 floor=2 packets=0+1
     600 A finished: Ok(())
+",
+    );
+}
+
+#[test]
+fn a_posted_receive_ends_the_wait_for_it() {
+    // READY is lost once, and the timer is that of 655 ms. The repair of what a probe has brought
+    // already is one more READY, and costs no more than a try.
+    let mut pair = Pair::new(&[5], 0);
+    pair.processes[1].is_late = true;
+    pair.post(0, 10, true);
+    pair.post(0, 11, false);
+    pair.run_until(Duration::from_micros(1000));
+    pair.now = Duration::from_micros(1000);
+    pair.processes[1].receives = 1;
+    for _ in 0..2 {
+        // The second time nobody waits.
+        pair.processes[1].rd.on_receives_posted(&pair.at(), 2, 1);
+    }
+    pair.pump(1);
+    pair.run();
+    pair.check(
+        r"
+      0 A Hello | Hello v1 features=0x0
+    100 B Challenge | Challenge v1 features=0x0 home=20002 credit=78 largest=1472
+    200 A Open pn=1 | Open v1 features=0x0 asked=20002 | Segment 0x1->0x2 msg=1 behind=0 0+10/10 first |
+            Segment 0x1->0x2 msg=2 0+11/11 first ack
+    300 B Packet pn=1 | Ack 1 delay=0us credit=78 floor=1 packets=0+1 |
+            Verdict msg=1 ReceiverNotReady timer=0 pn=…1 |
+            Verdict msg=2 ReceiverNotReady timer=0 pn=…1
+    450 A Packet pn=2 | Ack 1 delay=48us credit=78 floor=1 packets=0+1
+   1000 B Packet pn=2 | Ready 0x2 receives=1 (lost)
+   1550 B Packet pn=3 | Ready 0x2 receives=1
+   1650 A Packet pn=3 | Ack 3 delay=0us credit=78 floor=1 packets=0+1,1+1 |
+            Segment 0x1->0x2 msg=1 behind=0 0+10/10 first ack
+   1750 B delivered 1
+   1750 B Packet pn=4 | Ack 3 delay=0us credit=78 floor=2 packets=0+3 | Ready 0x2 receives=1
+   1850 A finished: Ok(())
+   1850 A Packet pn=4 | Ack 4 delay=0us credit=78 floor=1 packets=0+2 |
+            Segment 0x1->0x2 msg=2 0+11/11 first ack
+   1950 B delivered 2
+   1950 B Packet pn=5 | Ack 4 delay=0us credit=78 floor=3 packets=0+4
+   2050 A finished: Ok(())
 ",
     );
 }

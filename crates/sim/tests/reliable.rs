@@ -34,6 +34,7 @@
 //! | a probe repeats the oldest packet, and none is a PING | the same, one flow |
 //! | Cross is sent once | messages fail, three tests |
 //! | Unknown is longer than what it answers | more to a stranger than came, two tests |
+//! | "not ready" replaces a refusal | no rest, refused in one flow |
 //! | a withdrawn message under way is forgotten | a message has not ended, withdrawn messages |
 //! | what is queued behind a withdrawn message goes on | delivered before its predecessor, the same |
 //! | a withdrawn message is abandoned before its turn | the same |

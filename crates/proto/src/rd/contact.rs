@@ -40,6 +40,10 @@ const CHALLENGES: u32 = 1000;
 const UNKNOWNS: u32 = 100;
 /// Answers without state that wait to be sent.
 const ANSWERS_MOST: usize = 64;
+/// Peers of a queue pair that are told of posted receives.
+const REFUSED_MOST: usize = 8;
+/// Receives of a queue pair that messages of one peer may have taken and not completed.
+const BOUND_MOST: usize = 16;
 
 /// Why a message is not taken.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
@@ -98,6 +102,8 @@ pub struct Rd {
     challenges: Rate,
     unknowns: Rate,
     room: Room,
+    /// The last peers that found no receive in a queue pair.
+    refused: BTreeMap<u32, VecDeque<Route>>,
     is_closed: bool,
     /// When the owner last found its socket empty.
     empty_at: Option<Instant>,
@@ -148,6 +154,7 @@ impl Rd {
             challenges: Rate::new(now.get(), CHALLENGES),
             unknowns: Rate::new(now.get(), UNKNOWNS),
             room: Room::new(now.get()),
+            refused: BTreeMap::new(),
             is_closed: false,
             empty_at: None,
         }
@@ -252,8 +259,42 @@ impl Rd {
         let exchange = self.peers.get_mut(&arrival.route).and_then(|peer| peer.exchange.as_mut());
         if let Some(exchange) = exchange.filter(|exchange| exchange.start.id == arrival.message.exchange) {
             exchange.on_placed(now, arrival, placed, arrivals, &mut self.actions);
+            if matches!(placed, Placed::NoReceive(_)) {
+                let refused = self.refused.entry(arrival.pair.destination).or_default();
+                refused.retain(|route| *route != arrival.route);
+                refused.push_back(arrival.route);
+                if refused.len() > REFUSED_MOST {
+                    refused.pop_front();
+                }
+            }
             self.after(now, arrival.route);
         }
+    }
+
+    /// Whether a message that has no receive yet may take one of a queue of so many. To be asked by the owner
+    /// before it takes one; if not, it answers [`Placed::NoReceive`]. So no peer holds more than a quarter of
+    /// a queue, at least one and at most 16, with messages that never become whole.
+    pub fn may_bind(&self, arrival: &Arrival, queue: usize) -> bool {
+        let exchange = self.peers.get(&arrival.route).and_then(|peer| peer.exchange.as_ref());
+        let bound = exchange.map_or(0, |exchange| exchange.bound(arrival.pair.destination));
+        bound < (queue / 4).clamp(1, BOUND_MOST)
+    }
+
+    /// Receives were posted, and this queue pair has so many now. The last peers that found none hear of it.
+    pub fn on_receives_posted(&mut self, now: &Now, qpn: u32, receives: usize) {
+        let receives = u8::try_from(receives).unwrap_or(u8::MAX);
+        for route in self.refused.remove(&qpn).into_iter().flatten() {
+            let exchange = self.peers.get_mut(&route).and_then(|peer| peer.exchange.as_mut());
+            if let Some(exchange) = exchange {
+                exchange.on_receives_posted(qpn, receives);
+                self.after(now.get(), route);
+            }
+        }
+    }
+
+    /// The queue pair is no more.
+    pub fn on_queue_pair_gone(&mut self, qpn: u32) {
+        self.refused.remove(&qpn);
     }
 
     /// What the owner must do next.

@@ -2,8 +2,9 @@
 
 use std::time::{Duration, Instant};
 
+use smallvec::SmallVec;
 use uwarp_wire::rd::ack::{Ack, CREDIT_UNIT, MAX_RANGES, TIME_UNIT_US};
-use uwarp_wire::rd::chunk::{Chunk, Close, Verdict, chunks};
+use uwarp_wire::rd::chunk::{Chunk, Close, Ready, Verdict, chunks};
 use uwarp_wire::rd::contact::Open;
 use uwarp_wire::rd::{Header, Kind, expand, low};
 
@@ -30,6 +31,8 @@ const OPENING: Duration = Duration::from_secs(15);
 const UNKNOWNS: u32 = 3;
 /// Between the two CLOSE of a process that leaves.
 const CLOSE_PAUSE: Duration = Duration::from_millis(1);
+/// READY in one packet.
+const READY_MOST: usize = 16;
 
 /// How far an exchange has come.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -115,6 +118,8 @@ pub(super) struct Exchange {
     received: Received,
     outgoing: OutgoingMessages,
     incoming: IncomingMessages,
+    /// Queue pairs for which the peer was refused, and receives that they have now: to say yet.
+    ready: SmallVec<[(u32, u8); 1]>,
     /// Probes to send now, and whether without data.
     probes: u8,
     is_bare: bool,
@@ -153,6 +158,7 @@ impl Exchange {
             received: Received::default(),
             outgoing: OutgoingMessages::new(),
             incoming: IncomingMessages::new(start.id),
+            ready: SmallVec::new(),
             probes: 0,
             is_bare: false,
             pings: 0,
@@ -333,7 +339,7 @@ impl Exchange {
                 self.outgoing.fail_in_turn(&mut finished);
                 report(finished, actions);
             }
-            Chunk::Ready(ready) => self.outgoing.on_ready(ready.qpn),
+            Chunk::Ready(ready) => self.outgoing.on_ready(ready.qpn, ready.receives),
             Chunk::Ping => heard.at_once = true,
             Chunk::Close(close) => {
                 let next = self.outgoing.next_number();
@@ -370,9 +376,11 @@ impl Exchange {
                 Content::Segment { message, attempt, start, end } => {
                     self.outgoing.on_acknowledged(message, attempt, start, end);
                 }
-                Content::Verdict { message, packet } => self.incoming.on_verdict_arrived(message, packet),
+                Content::Verdict { message, packet, reason } => {
+                    self.incoming.on_verdict_arrived(message, packet, reason);
+                }
                 Content::Ack { largest } => self.received.on_ack_arrived(largest),
-                Content::Abandon { .. } => {}
+                Content::Abandon { .. } | Content::Ready { .. } => {}
             }
         }
         for content in &news.lost {
@@ -395,9 +403,21 @@ impl Exchange {
                 self.outgoing.on_lost(message, attempt, start, end);
             }
             Content::Abandon { group } => self.outgoing.on_abandon_due(group),
+            Content::Ready { qpn, receives } => self.on_receives_posted(qpn, receives),
             // They go with every ACK.
             Content::Verdict { .. } | Content::Ack { .. } => {}
         }
+    }
+
+    /// The peer was refused for want of a receive in this queue pair, which has so many now.
+    pub(super) fn on_receives_posted(&mut self, qpn: u32, receives: u8) {
+        self.ready.retain(|(other, _)| *other != qpn);
+        self.ready.push((qpn, receives));
+    }
+
+    /// Receives of a queue pair that messages of the peer have taken and not completed.
+    pub(super) fn bound(&self, qpn: u32) -> usize {
+        self.incoming.bound(qpn)
     }
 
     /// The owner has placed a segment, or not.
@@ -596,12 +616,21 @@ impl Exchange {
         let is_resting = self.phase == Phase::Resting;
         let is_bare = std::mem::take(&mut self.is_bare) && self.probes > 0;
         let wants_data = may_send && !is_resting && !is_bare && (has_abandon || self.outgoing.is_sendable());
-        if !ack_is_due && !wants_data && self.probes == 0 {
+        if is_resting {
+            // The peer waits no more, or asks before it does.
+            self.ready.clear();
+        }
+        if !ack_is_due && !wants_data && self.probes == 0 && self.ready.is_empty() {
             return None;
         }
         self.begin(now, out);
         let mut contents = Contents::new();
         let mut eliciting = self.put_ack(now, credit, out, &mut contents);
+        for (qpn, receives) in self.ready.drain(..self.ready.len().min(READY_MOST)) {
+            out.put_chunk(&Chunk::Ready(Ready { qpn, receives }));
+            contents.push(Content::Ready { qpn, receives });
+            eliciting = true;
+        }
         if wants_data {
             eliciting |= self.put_data(longest, out, &mut contents);
         }
@@ -679,7 +708,7 @@ impl Exchange {
         self.received.on_sent();
         for (verdict, message, packet) in self.incoming.verdicts() {
             out.put_chunk(&Chunk::Verdict(verdict));
-            contents.push(Content::Verdict { message, packet });
+            contents.push(Content::Verdict { message, packet, reason: verdict.reason });
         }
         has_verdicts
     }

@@ -110,6 +110,8 @@ pub(super) struct IncomingMessages {
     successors: BTreeMap<u64, u64>,
     held: BTreeMap<(u64, u32), Held>,
     held_bytes: usize,
+    /// Receives of each queue pair that messages have taken and not completed.
+    bound: BTreeMap<u32, usize>,
     /// Told until a packet with it is acknowledged, or the message has ended.
     opinions: BTreeMap<u64, Opinion>,
     /// Where the last packet's list of verdicts, and its list of ended messages, went on.
@@ -129,6 +131,7 @@ impl IncomingMessages {
             successors: BTreeMap::new(),
             held: BTreeMap::new(),
             held_bytes: 0,
+            bound: BTreeMap::new(),
             opinions: BTreeMap::new(),
             opinions_from: 0,
             ended_from: 0,
@@ -308,7 +311,9 @@ impl IncomingMessages {
         let packet = record.packet.max(arrival.packet);
         match placed {
             Placed::Done => {
-                record.has_receive |= record.takes_receive;
+                if record.takes_receive && !std::mem::replace(&mut record.has_receive, true) {
+                    *self.bound.entry(record.pair.destination).or_insert(0) += 1;
+                }
             }
             Placed::NoReceive(timer) => {
                 if !record.has_receive {
@@ -329,6 +334,11 @@ impl IncomingMessages {
     }
 
     fn judge(&mut self, number: u64, reason: Reason, timer: u8, packet: u64) {
+        // Another segment of a refused message may still be in the owner's hands, and find no receive.
+        let is_refused = self.records.get(&number).is_some_and(|record| record.refused);
+        if is_refused && reason == Reason::ReceiverNotReady {
+            return;
+        }
         self.opinions.insert(number, Opinion { reason, timer, packet });
         self.has_news = true;
     }
@@ -381,6 +391,9 @@ impl IncomingMessages {
 
     fn deliver(&mut self, number: u64, actions: &mut Vec<Action>) {
         let Some(record) = self.records.remove(&number) else { return };
+        if record.has_receive {
+            self.unbind(record.pair.destination);
+        }
         actions.push(Action::Deliver {
             message: MessageId { exchange: self.exchange, number },
             pair: record.pair,
@@ -423,7 +436,23 @@ impl IncomingMessages {
         record.arrived.clear();
         if std::mem::take(&mut record.has_receive) {
             let message = MessageId { exchange: self.exchange, number };
-            actions.push(Action::TakeBack { message, pair: record.pair });
+            let pair = record.pair;
+            actions.push(Action::TakeBack { message, pair });
+            self.unbind(pair.destination);
+        }
+    }
+
+    /// Receives of a queue pair that messages have taken and not completed.
+    pub(super) fn bound(&self, qpn: u32) -> usize {
+        self.bound.get(&qpn).copied().unwrap_or(0)
+    }
+
+    fn unbind(&mut self, qpn: u32) {
+        if let Some(count) = self.bound.get_mut(&qpn) {
+            *count -= 1;
+            if *count == 0 {
+                self.bound.remove(&qpn);
+            }
         }
     }
 
@@ -513,9 +542,11 @@ impl IncomingMessages {
         !self.opinions.is_empty()
     }
 
-    /// The peer has heard the verdict that spoke of this packet.
-    pub(super) fn on_verdict_arrived(&mut self, number: u64, packet: u64) {
-        if self.opinions.get(&number).is_some_and(|opinion| opinion.packet == packet) {
+    /// The peer has heard the verdict that spoke of this packet. The first packet of a message may bring a
+    /// refusal after a later one has found no receive: then two verdicts speak of the same packet.
+    pub(super) fn on_verdict_arrived(&mut self, number: u64, packet: u64, reason: Reason) {
+        let is_it = |opinion: &Opinion| (opinion.packet, opinion.reason) == (packet, reason);
+        if self.opinions.get(&number).is_some_and(is_it) {
             self.opinions.remove(&number);
         }
     }
@@ -544,4 +575,22 @@ impl IncomingMessages {
 fn span(offset: u32, len: usize) -> std::ops::Range<u64> {
     let start = u64::from(offset);
     start..start + (len as u64).max(1)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// A later segment finds no receive, and then the first one is refused.
+    #[test]
+    fn two_verdicts_may_speak_of_one_packet() {
+        let mut incoming = IncomingMessages::new(1);
+        incoming.judge(1, Reason::ReceiverNotReady, 1, 5);
+        assert_eq!(incoming.verdicts().len(), 1);
+        incoming.judge(1, Reason::Access, 0, 5);
+        incoming.on_verdict_arrived(1, 5, Reason::ReceiverNotReady);
+        assert!(incoming.has_verdicts(), "the refusal is not told yet");
+        incoming.on_verdict_arrived(1, 5, Reason::Access);
+        assert!(!incoming.has_verdicts());
+    }
 }

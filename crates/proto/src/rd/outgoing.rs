@@ -395,17 +395,19 @@ impl OutgoingMessages {
         self.note(number);
     }
 
-    /// Receives have been posted for this queue pair: who waits for them tries now.
-    pub(super) fn on_ready(&mut self, qpn: u32) {
-        let ready: Vec<_> = self
-            .waiting
-            .iter()
-            .copied()
-            .filter(|(_, number)| {
-                self.records.get(number).is_some_and(|record| record.message.pair.destination == qpn)
-            })
-            .collect();
-        ready.into_iter().for_each(|entry| self.try_again(entry));
+    /// So many receives have been posted for this queue pair: as many that wait for them try now, the oldest
+    /// first. Their timers have not ended, so this try costs no retry.
+    pub(super) fn on_ready(&mut self, qpn: u32, receives: u8) {
+        let is_for = |record: &Record| record.message.pair.destination == qpn;
+        let mut ready: Vec<(Instant, u64)> = self.waiting.iter().copied().collect();
+        ready.retain(|(_, number)| self.records.get(number).is_some_and(is_for));
+        ready.sort_unstable_by_key(|(_, number)| *number);
+        for entry in ready.into_iter().take(usize::from(receives)) {
+            if let Some(record) = self.records.get_mut(&entry.1) {
+                record.retries = record.retries.saturating_add(1).min(record.message.rnr_retry);
+            }
+            self.try_again(entry);
+        }
     }
 
     /// When [`Self::on_timeout`] has something to do.

@@ -8,6 +8,7 @@ use std::ops::Range;
 use std::time::{Duration, Instant};
 
 use smallvec::SmallVec;
+use uwarp_wire::rd::chunk::Reason;
 
 use super::room::charge;
 use super::rtt::Rtt;
@@ -25,9 +26,11 @@ pub(super) enum Content {
     /// A part of a message: its number, the try that it belongs to, and the range of bytes.
     Segment { message: u64, attempt: u16, start: u32, end: u32 },
     /// A verdict on a message of the peer, and the packet that it speaks of.
-    Verdict { message: u64, packet: u64 },
+    Verdict { message: u64, packet: u64, reason: Reason },
     /// A group of messages that have failed.
     Abandon { group: u64 },
+    /// Receives were posted.
+    Ready { qpn: u32, receives: u8 },
     /// All that had arrived up to this packet number was acknowledged.
     Ack { largest: u64 },
 }

@@ -110,8 +110,8 @@ impl Room {
         self.advance(now);
         let peers = (self.heard + self.heard_before - self.heard_in_both + more).max(1);
         let all = (self.bytes / SHARED.1 * SHARED.0) >> self.halvings(now);
-        // Rounded to the nearest, so that what is announced to many is not far less than there is. A packet of
-        // full length is more than half a unit, so the quarter that is left bounds what is too much.
+        // Rounded to the nearest, so that what is announced to many is not far less than there is. A packet
+        // of full length is more than half a unit, so the quarter that is left bounds what is too much.
         let units = all.div_ceil(peers).saturating_add(CREDIT_UNIT / 2) / CREDIT_UNIT;
         u16::try_from(units.max(1)).unwrap_or(u16::MAX)
     }

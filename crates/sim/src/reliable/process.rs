@@ -43,6 +43,8 @@ pub struct Counts {
 struct Incoming {
     /// The model's number of it.
     number: usize,
+    /// Its queue pair.
+    qpn: u32,
     /// The receive that it took.
     receive: Option<u64>,
     bytes: Vec<Option<u8>>,
@@ -139,10 +141,14 @@ impl Process {
         }
         for (qpn, receives) in &mut self.receives {
             let Some(count) = self.count.get_mut(qpn) else { continue };
+            let before = *count;
             while *count < most {
                 receives.push_back(self.next_receive);
                 self.next_receive += 1;
                 *count += 1;
+            }
+            if *count > before {
+                self.rd.on_receives_posted(&Now::at(instant(now)), *qpn, receives.len());
             }
         }
         self.refill_at = now + rng.below(late + 1);
@@ -269,8 +275,21 @@ impl Process {
         if !known {
             let mut receive = None;
             if is_send {
-                let queue = self.receives.get_mut(&arrival.pair.destination).expect("a queue pair");
-                receive = queue.pop_front();
+                let qpn = arrival.pair.destination;
+                let is_bound = |(message, incoming): &(&MessageId, &Incoming)| {
+                    message.exchange == arrival.message.exchange
+                        && incoming.qpn == qpn
+                        && incoming.receive.is_some()
+                };
+                let bound = self.incoming.iter().filter(is_bound).count();
+                let may_bind = self.rd.may_bind(arrival, self.count[&qpn]);
+                assert_eq!(
+                    may_bind,
+                    bound < (self.count[&qpn] / 4).clamp(1, 16),
+                    "{bound} receives of a peer"
+                );
+                let queue = self.receives.get_mut(&qpn).expect("a queue pair");
+                receive = may_bind.then(|| queue.pop_front()).flatten();
                 if receive.is_none() {
                     self.counts.no_receive += 1;
                     if let Some(number) = arrival.first.and_then(|first| first.immediate) {
@@ -280,7 +299,10 @@ impl Process {
                 }
             }
             let bytes = vec![None; arrival.message_len as usize];
-            self.incoming.insert(arrival.message, Incoming { number: usize::MAX, receive, bytes });
+            self.incoming.insert(
+                arrival.message,
+                Incoming { number: usize::MAX, qpn: arrival.pair.destination, receive, bytes },
+            );
         }
         let incoming = self.incoming.get_mut(&arrival.message).expect("it is there");
         if let Some(first) = arrival.first {
