@@ -26,6 +26,7 @@
 
 mod congestion;
 mod contact;
+mod draws;
 mod exchange;
 mod incoming;
 mod message;
@@ -45,6 +46,7 @@ pub use contact::{PostError, Rd};
 pub use message::{
     Action, Arrival, Bytes, Failure, MessageId, Outgoing, Payload, Placed, QpnPair, Route, Target, Ticket,
 };
+pub use outgoing::rnr_delay;
 pub use packet::PacketBuf;
 
 /// What a process sets once.

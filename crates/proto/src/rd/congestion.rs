@@ -221,6 +221,11 @@ impl Congestion {
     fn on_sample(&mut self, now: Instant, sample: f64, report: &Report) {
         let known = self.base().min(sample);
         if report.blind.as_secs_f64() > self.target(known) / 2.0 {
+            // A delay that is too long by what the program has waited is still an upper bound, and paces:
+            // what one long pause has left must not stay because all later samples are blind.
+            if sample < self.smoothed {
+                self.smoothed = 0.875 * self.smoothed + 0.125 * sample;
+            }
             return;
         }
         if self.period.is_none_or(|since| now >= since + BASE_PERIOD) {
@@ -237,7 +242,11 @@ impl Congestion {
         if self.queue >= target && !self.is_second {
             self.is_start = false;
             let factor = (1.0 - 0.8 * (self.queue - target) / sample).max(0.5);
-            self.cut(report, factor, LEAST, WindowChange::AboveTarget);
+            // Who has a message in flight and waits for its answer has made no queue. On a busy host the
+            // delay is that of programs that wait for a processor.
+            if report.is_used {
+                self.cut(report, factor, LEAST, WindowChange::AboveTarget);
+            }
         } else if report.acknowledged > 0 {
             self.is_start &= self.queue < target / 2.0;
             if report.is_used {
@@ -338,6 +347,8 @@ mod tests {
     struct Bench {
         now: Instant,
         number: u64,
+        /// Less than half of the window is in use.
+        is_idle: bool,
         congestion: Congestion,
     }
 
@@ -345,7 +356,8 @@ mod tests {
         /// Behind the start, with so many packets, on a path of 400 µs: the target is 200 µs, and more with
         /// fewer than 4 packets.
         fn new(window: f64) -> Self {
-            let mut bench = Self { now: Instant::now(), number: 0, congestion: Congestion::new() };
+            let mut bench =
+                Self { now: Instant::now(), number: 0, is_idle: false, congestion: Congestion::new() };
             bench.ack(0, Report::default());
             bench.congestion.is_start = false;
             bench.congestion.window = window;
@@ -362,7 +374,7 @@ mod tests {
                 acknowledged: report.acknowledged.max(1),
                 largest: self.number,
                 next: self.number + 100,
-                is_used: true,
+                is_used: !self.is_idle,
                 ..report
             };
             self.congestion.on_report(self.now, &report);
@@ -375,6 +387,33 @@ mod tests {
 
     fn lost(lost: u32) -> Report {
         Report { lost, run: lost, ..Report::default() }
+    }
+
+    /// Two ends that send one message at a time on a busy host took a millisecond for each: their window had
+    /// shrunk to a fraction of a packet.
+    #[test]
+    fn delay_says_nothing_to_who_has_hardly_anything_in_flight() {
+        let mut bench = Bench::new(10.0);
+        bench.is_idle = true;
+        for round in 0..100 {
+            bench.ack(if round % 3 == 0 { 10 } else { 4000 }, Report::default());
+        }
+        assert_eq!(bench.window(), 10.0);
+        // A loss counts, though.
+        bench.ack(4000, lost(20));
+        assert!(bench.window() < 10.0);
+    }
+
+    /// A sender was stopped for a second, and its receiver is always a little blind: it paced 2 packets in
+    /// 100 ms from then on.
+    #[test]
+    fn one_pause_does_not_set_the_pace_for_good() {
+        let mut bench = Bench::new(10.0);
+        bench.ack(1_300_000, Report::default());
+        let slow = bench.congestion.rate().unwrap();
+        let blind = || Report { blind: Duration::from_micros(500), ..Report::default() };
+        (0..60).for_each(|_| bench.ack(500, blind()));
+        assert!(bench.congestion.rate().unwrap() > 50.0 * slow);
     }
 
     /// Each row: queue in the sample before, then a report with this queue, and what comes of 100 packets.

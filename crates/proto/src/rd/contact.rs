@@ -11,18 +11,19 @@
 //! An entry is never removed early to make room: a late copy of its Open would deliver again.
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
-use std::hash::Hasher as _;
 use std::net::IpAddr;
 use std::time::{Duration, Instant};
 
-use siphasher::sip::SipHasher24;
+use smallvec::SmallVec;
 use uwarp_wire::introduction;
 use uwarp_wire::rd::ack::CREDIT_UNIT;
+use uwarp_wire::rd::chunk::Reason;
 use uwarp_wire::rd::contact::{Challenge, Cookie, Hello, Open};
 use uwarp_wire::rd::{Header, Kind, Packet, VERSION};
 
 use super::Config;
 use super::congestion::Window;
+use super::draws::{Rate, Tokens};
 use super::exchange::{Exchange, Over, Phase, Role, Start};
 use super::message::{Action, Arrival, Failure, Outgoing, Placed, Route, Ticket};
 use super::packet::PacketBuf;
@@ -59,29 +60,6 @@ pub enum PostError {
     Closed,
 }
 
-/// So many in a second, and as many at once.
-#[derive(Debug)]
-struct Rate {
-    per_second: u32,
-    used: u32,
-    since: Instant,
-}
-
-impl Rate {
-    fn new(now: Instant, per_second: u32) -> Self {
-        Self { per_second, used: 0, since: now }
-    }
-
-    fn allows(&mut self, now: Instant) -> bool {
-        if now >= self.since + Duration::from_secs(1) {
-            (self.used, self.since) = (0, now);
-        }
-        let allowed = self.used < self.per_second;
-        self.used += u32::from(allowed);
-        allowed
-    }
-}
-
 /// The reliable datagrams of a process.
 #[derive(Debug)]
 pub struct Rd {
@@ -109,28 +87,6 @@ pub struct Rd {
     empty_at: Option<Instant>,
 }
 
-/// Random numbers from a seed: a keyed hash of a count.
-struct Tokens {
-    key: SipHasher24,
-    count: u64,
-}
-
-/// Without the key.
-impl std::fmt::Debug for Tokens {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("Tokens").field("count", &self.count).finish_non_exhaustive()
-    }
-}
-
-impl Tokens {
-    fn next(&mut self) -> u64 {
-        self.count += 1;
-        let mut hash = self.key;
-        hash.write_u64(self.count);
-        hash.finish()
-    }
-}
-
 impl Rd {
     /// For a process that has just begun. `seed` is 32 random bytes that nobody else knows, others for each
     /// process: cookies and tokens come from it.
@@ -141,7 +97,7 @@ impl Rd {
         Self {
             config,
             proof: Proof::new(now, &cookies),
-            tokens: Tokens { key: SipHasher24::new_with_key(&tokens), count: 0 },
+            tokens: Tokens::new(&tokens),
             next_ticket: 1,
             next_exchange: 1,
             peers: BTreeMap::new(),
@@ -165,7 +121,9 @@ impl Rd {
         if self.is_closed {
             return Err(PostError::Closed);
         }
-        if route.local == route.remote {
+        // The scope of a link-local address is not compared: either end may lack it.
+        let end = |at: std::net::SocketAddr| (at.ip(), at.port());
+        if end(route.local) == end(route.remote) {
             return Err(PostError::Itself);
         }
         if !self.peers.contains_key(&route) && !self.has_room(route.remote.ip()) {
@@ -271,6 +229,21 @@ impl Rd {
         }
     }
 
+    /// A queue pair of the owner's has ended. What it had begun to take is refused, for this reason: a
+    /// message that was whole and waited for its turn, too, and what comes later of one whose first segment
+    /// has come. Its number may be another queue pair's from now on.
+    pub fn refuse_all(&mut self, now: &Now, qpn: u32, reason: Reason) {
+        self.on_queue_pair_gone(qpn);
+        let now = now.get();
+        let routes: Vec<Route> = self.peers.keys().copied().collect();
+        for route in routes {
+            if let Some(exchange) = self.peers.get_mut(&route).and_then(|peer| peer.exchange.as_mut()) {
+                exchange.refuse_all(now, qpn, reason, &mut self.actions);
+                self.after(now, route);
+            }
+        }
+    }
+
     /// Whether a message that has no receive yet may take one of a queue of so many. To be asked by the owner
     /// before it takes one; if not, it answers [`Placed::NoReceive`]. So no peer holds more than a quarter of
     /// a queue, at least one and at most 16, with messages that never become whole.
@@ -310,15 +283,20 @@ impl Rd {
 
     /// When [`Self::handle_timeout`] must be called.
     pub fn poll_timeout(&self) -> Option<Instant> {
-        self.timers.first().map(|(at, _)| *at)
+        // The timers of those that may have something to send are set when they have nothing more.
+        let queued = self.sending.iter().filter_map(|route| self.timer_of(self.peers.get(route)?));
+        self.timers.first().map(|(at, _)| *at).into_iter().chain(queued).min()
     }
 
     /// Does what is due.
     pub fn handle_timeout(&mut self, now: &Now) {
         let now = now.get();
+        let queued: SmallVec<[Route; 4]> = self.sending.iter().copied().collect();
+        queued.into_iter().for_each(|route| self.reset_timer(now, route));
         while let Some((_, route)) = self.timers.first().copied().filter(|(at, _)| *at <= now) {
             self.on_timer(now, route);
             self.after(now, route);
+            self.reset_timer(now, route);
             // What is due at this very moment and stays so, as an acknowledgement to send, is not done here.
             if self.timers.first().is_some_and(|(at, other)| *other == route && *at <= now) {
                 self.set_timer(route, Some(now + Duration::from_nanos(1)));
@@ -337,7 +315,6 @@ impl Rd {
             if self.transmit(now, route, out).is_some() {
                 // The others come first next time.
                 self.sending.push_back(route);
-                self.reset_timer(now, route);
                 return Some(route);
             }
             if let Some(peer) = self.peers.get_mut(&route) {
@@ -653,7 +630,8 @@ impl Rd {
         }
     }
 
-    /// After anything that concerns a peer: messages go where they can, timer and queue are true again.
+    /// After anything that concerns a peer: messages go where they can, and the peer is asked what it has to
+    /// send. Its timer follows when that is nothing more: once for all that happens in a turn of the owner.
     fn after(&mut self, now: Instant, route: Route) {
         let Some(peer) = self.peers.get_mut(&route) else { return };
         if !peer.waiting.is_empty() {
@@ -685,7 +663,6 @@ impl Rd {
         if !std::mem::replace(&mut peer.is_queued, true) {
             self.sending.push_back(route);
         }
-        self.reset_timer(now, route);
     }
 
     fn forget(&mut self, route: Route) {
@@ -703,6 +680,12 @@ impl Rd {
 
     fn reset_timer(&mut self, now: Instant, route: Route) {
         let Some(peer) = self.peers.get(&route) else { return };
+        let timer = self.timer_of(peer).map(|at| at.max(now));
+        self.set_timer(route, timer);
+    }
+
+    /// When there is something to do for a peer.
+    fn timer_of(&self, peer: &Peer) -> Option<Instant> {
         let opening = match &peer.attempt {
             Some(Attempt::Opening(opening)) => Some(opening.timeout(&self.config)),
             Some(asking) => hello_at(asking),
@@ -714,8 +697,7 @@ impl Rd {
             peer.waiting_since.map(|since| since + self.config.patience),
             peer.dead.iter().map(|dead| dead.until).min(),
         ];
-        let timer = others.into_iter().flatten().min().map(|at| at.max(now));
-        self.set_timer(route, timer);
+        others.into_iter().flatten().min()
     }
 
     fn set_timer(&mut self, route: Route, timer: Option<Instant>) {

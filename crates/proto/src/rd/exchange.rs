@@ -4,7 +4,7 @@ use std::time::{Duration, Instant};
 
 use smallvec::SmallVec;
 use uwarp_wire::rd::ack::{Ack, CREDIT_UNIT, MAX_RANGES, TIME_UNIT_US};
-use uwarp_wire::rd::chunk::{Chunk, Close, Ready, Verdict, chunks};
+use uwarp_wire::rd::chunk::{Chunk, Close, Ready, Reason, Verdict, chunks};
 use uwarp_wire::rd::contact::Open;
 use uwarp_wire::rd::{Header, Kind, expand, low};
 
@@ -259,7 +259,7 @@ impl Exchange {
             let end = at + body.len() - all.remaining();
             match chunk {
                 Chunk::Ack(ack) => {
-                    self.on_ack(now, &ack, actions)?;
+                    self.on_ack(now, blind, &ack, actions)?;
                     if heard.is_latest {
                         self.credit = u64::from(ack.head.credit) * CREDIT_UNIT;
                     }
@@ -294,13 +294,20 @@ impl Exchange {
     }
 
     /// `None`: the peer lies, and the packet is dropped.
-    fn on_ack(&mut self, now: Instant, ack: &Ack<'_>, actions: &mut Vec<Action>) -> Option<()> {
+    fn on_ack(
+        &mut self,
+        now: Instant,
+        own_blind: Duration,
+        ack: &Ack<'_>,
+        actions: &mut Vec<Action>,
+    ) -> Option<()> {
         let next = self.outgoing.next_number();
         let largest = expand(ack.head.largest, self.recovery.next_number());
         let floor = Some(expand(ack.head.floor, next)).filter(|floor| *floor <= next)?;
         let ranges = received::packets(largest, ack.packets())?;
         let delay = Duration::from_micros(u64::from(ack.head.delay) * TIME_UNIT_US);
-        let blind = Duration::from_micros(u64::from(ack.head.blind) * TIME_UNIT_US);
+        // The sample may have waited for either program.
+        let blind = Duration::from_micros(u64::from(ack.head.blind) * TIME_UNIT_US).max(own_blind);
         let mut news = News::default();
         let before = self.recovery.in_flight();
         self.recovery.on_ack(now, &ranges, delay, &mut news).ok()?;
@@ -430,6 +437,14 @@ impl Exchange {
         actions: &mut Vec<Action>,
     ) {
         self.incoming.on_placed(now, arrival, placed, arrivals, actions);
+        if std::mem::take(&mut self.incoming.has_news) {
+            self.received.hurry(now);
+        }
+    }
+
+    /// A queue pair has ended.
+    pub(super) fn refuse_all(&mut self, now: Instant, qpn: u32, reason: Reason, actions: &mut Vec<Action>) {
+        self.incoming.refuse_all(qpn, reason, actions);
         if std::mem::take(&mut self.incoming.has_news) {
             self.received.hurry(now);
         }

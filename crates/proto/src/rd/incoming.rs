@@ -23,7 +23,7 @@ use uwarp_wire::rd::segment::{First, Segment};
 use uwarp_wire::rd::{ack, expand, low};
 
 use super::message::{Action, Arrival, Bytes, MessageId, Placed, QpnPair, Route};
-use super::outgoing::WINDOW;
+use super::outgoing::{AGAIN, WINDOW};
 use super::range_set::RangeSet;
 
 /// A message that has a receive and no new segment for this long gives it back.
@@ -35,7 +35,7 @@ const HELD_COST: usize = 96;
 /// Verdicts in one packet. The others go with the next.
 const VERDICTS_MOST: usize = 16;
 /// The timer of a verdict on a message whose receive was taken back: at once.
-const AT_ONCE: u8 = 1;
+const AT_ONCE: u8 = AGAIN | 1;
 
 #[derive(Debug)]
 struct Record {
@@ -314,6 +314,11 @@ impl IncomingMessages {
                 if record.takes_receive && !std::mem::replace(&mut record.has_receive, true) {
                     *self.bound.entry(record.pair.destination).or_insert(0) += 1;
                 }
+                if record.refused {
+                    // A segment beside it was refused.
+                    self.give_back(number, actions);
+                    return;
+                }
             }
             Placed::NoReceive(timer) => {
                 if !record.has_receive {
@@ -427,6 +432,22 @@ impl IncomingMessages {
             if let Some(held) = self.held.remove(&(number, offset)) {
                 self.held_bytes -= held.payload.len() + HELD_COST;
             }
+        }
+    }
+
+    /// The queue pair has ended, and takes nothing of what it has begun to take: those messages are refused.
+    pub(super) fn refuse_all(&mut self, qpn: u32, reason: Reason, actions: &mut Vec<Action>) {
+        let concerns = |record: &Record| record.pair.destination == qpn && !record.refused;
+        let numbers: Vec<u64> =
+            self.records.iter().filter(|(_, record)| concerns(record)).map(|(number, _)| *number).collect();
+        // The last first, so that the order of the receives stays.
+        for number in numbers.into_iter().rev() {
+            let Some(record) = self.records.get_mut(&number) else { continue };
+            record.refused = true;
+            let packet = record.packet;
+            self.drop_held(number);
+            self.give_back(number, actions);
+            self.judge(number, reason, 0, packet);
         }
     }
 

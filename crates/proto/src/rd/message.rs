@@ -55,8 +55,8 @@ impl Target {
         matches!(self, Target::Untagged { qn: QN_SEND, .. })
     }
 
-    /// The DDP header of a segment.
-    pub(super) fn header(&self, message: u64, offset: u32, last: bool) -> ddp::Header {
+    /// The DDP header of a segment: number of its message, place in it, whether it is the last one.
+    pub fn header(&self, message: u64, offset: u32, last: bool) -> ddp::Header {
         match *self {
             Target::Untagged { qn, rsvdulp, rsvdulp32 } => {
                 let msn = uwarp_wire::rd::low(message);

@@ -30,6 +30,9 @@ use super::recovery::Content;
 
 /// The receiver takes no message so far above its floor (docs/rd.md section 3).
 pub(super) const WINDOW: u64 = 2048;
+/// In the timer of a VERDICT: the message has had a receive, which was taken back because the sender was
+/// silent. The next try costs it no retry.
+pub(super) const AGAIN: u8 = 0x80;
 /// `rnr_retry` without a limit.
 const RETRY_FOREVER: u8 = 7;
 /// Messages that one ABANDON names. More go in several, the last first.
@@ -370,11 +373,12 @@ impl OutgoingMessages {
             if !is_open || packet < record.since {
                 return;
             }
-            if record.retries == 0 {
+            let is_free = timer & AGAIN != 0;
+            if record.retries == 0 && !is_free {
                 record.state = State::Refused(Failure::NoReceive);
                 self.failing.insert(number);
             } else {
-                record.retries -= u8::from(record.retries != RETRY_FOREVER);
+                record.retries -= u8::from(record.retries != RETRY_FOREVER && !is_free);
                 let until = now + rnr_delay(timer);
                 record.state = State::Waiting(until);
                 self.waiting.insert((until, number));
@@ -621,7 +625,7 @@ fn to_u32(value: u64) -> u32 {
 }
 
 /// InfiniBand's RNR NAK timer field (volume 1, table 45): 5 bits.
-pub(super) fn rnr_delay(code: u8) -> Duration {
+pub fn rnr_delay(code: u8) -> Duration {
     const HUNDREDTHS_OF_MS: [u32; 32] = [
         65_536, 1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64, 96, 128, 192, 256, 384, 512, 768, 1024, 1536, 2048,
         3072, 4096, 6144, 8192, 12_288, 16_384, 24_576, 32_768, 49_152,

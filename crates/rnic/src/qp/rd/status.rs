@@ -17,6 +17,6 @@ pub(super) fn status_of(failure: Failure) -> WcStatus {
         Failure::Refused(Reason::Operation | Reason::Unassigned(_)) => WcStatus::RemOpErr,
         Failure::Refused(Reason::ReceiverNotReady) | Failure::NoReceive => WcStatus::RnrRetryExcErr,
         Failure::Silent | Failure::Restarted | Failure::Incompatible => WcStatus::RetryExcErr,
-        Failure::Flushed => WcStatus::WrFlushErr,
+        Failure::Flushed | Failure::Withdrawn => WcStatus::WrFlushErr,
     }
 }

@@ -2,6 +2,7 @@
 
 use std::collections::VecDeque;
 use std::sync::Weak;
+use std::sync::atomic::{AtomicU32, Ordering};
 
 use uwarp_proto::rd::Placed::{self, Done, Refused};
 use uwarp_wire::ddp::Tagged;
@@ -126,10 +127,10 @@ fn a_completion_shows_the_immediate_and_the_address_of_its_message() {
 #[test]
 fn only_a_send_with_solicited_event_wakes_who_waits_for_that() {
     #[derive(Default)]
-    struct Wakes(Mutex<u32>);
+    struct Wakes(AtomicU32);
     impl crate::event::CompletionSink for Wakes {
         fn completion_event(&self, _cookie: u64) {
-            *self.0.lock().unwrap() += 1;
+            self.0.fetch_add(1, Ordering::Relaxed);
         }
     }
     let wakes = Arc::new(Wakes::default());
@@ -153,7 +154,7 @@ fn only_a_send_with_solicited_event_wakes_who_waits_for_that() {
         let segment = segment(id(1, number), 0, b"x", 1);
         assert_eq!(b.place(&RdSegment { ddp: send_header(opcode), ..segment }), Done);
         b.core.deliver(id(1, number));
-        assert_eq!(*wakes.0.lock().unwrap(), woken);
+        assert_eq!(wakes.0.load(Ordering::Relaxed), woken);
     }
 }
 
@@ -438,10 +439,10 @@ fn a_place_of_a_shared_queue_is_free_when_its_completion_is_polled_or_its_queue_
 #[test]
 fn a_receive_that_comes_back_goes_to_the_first_in_the_line() {
     #[derive(Default)]
-    struct Waits(Mutex<u32>);
+    struct Waits(AtomicU32);
     impl Waiter for Waits {
         fn receive_kept(&self) {
-            *self.0.lock().unwrap() += 1;
+            self.0.fetch_add(1, Ordering::Relaxed);
         }
     }
     let pool = Pool::new();
@@ -457,7 +458,7 @@ fn a_receive_that_comes_back_goes_to_the_first_in_the_line() {
     let woken = b.core.take_back(id(1, 1));
     assert!(!woken.is_empty());
     woken.wake();
-    assert_eq!([0, 1].map(|n: usize| *line[n].0.lock().unwrap()), [1, 0]);
+    assert_eq!([0, 1].map(|n: usize| line[n].0.load(Ordering::Relaxed)), [1, 0]);
     // It is reserved: not too short for the message, but not for it.
     assert_eq!(b.arrives(id(1, 1), b"123456789"), Placed::NoReceive(12));
     let mut to = RecvQueue::new(1, 2);
