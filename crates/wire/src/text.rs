@@ -21,6 +21,7 @@ use crate::datagram::lookup::{Reply, Request};
 use crate::datagram::memory::Memory;
 use crate::datagram::proof::Proof;
 use crate::ddp::{self, Header};
+use crate::rd;
 use crate::rdmap::{
     Ack, AtomicRequest, AtomicResponse, Control, Delivery, Immediate, Opcode, QN_UWARP_ACK, ReadRequest,
     UWARP_REQUEST_ACK, UWARP_RNR_RETRY, UWARP_WITH_IMM,
@@ -79,7 +80,8 @@ impl fmt::Display for Line<'_> {
 /// it shows how many bytes there are.
 #[derive(Debug, Clone, Copy)]
 pub struct DatagramLine<'a> {
-    /// The start of the datagram: its headers, and the body of an Error Message.
+    /// The start of the datagram: its headers, and the body of an Error Message. Of a reliable one, all of
+    /// it.
     pub head: &'a [u8],
     /// Bytes of the datagram in all, its CRC included.
     pub len: usize,
@@ -87,6 +89,12 @@ pub struct DatagramLine<'a> {
 
 impl fmt::Display for DatagramLine<'_> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        if rd::is_reliable(self.head) && self.head.len() == self.len {
+            return match rd::Packet::parse(self.head) {
+                Ok(packet) => packet.fmt(f),
+                Err(error) => write!(f, "RD, {} bytes: {error}", self.len),
+            };
+        }
         let Ok(extension) = datagram::Header::parse(self.head) else {
             return write!(f, "{} bytes", self.len);
         };
