@@ -77,16 +77,16 @@ fn each_crate_uses_only_those_below_it() {
 /// new one is a mistake, and so is a name that is no longer true.
 const CIRCLES: [(&str, &[&str]); 6] = [
     // What headers say in the traces is a part of their own types.
-    ("wire", &["datagram", "rdmap", "terminate", "text"]),
+    ("wire", &["datagram", "rd", "rdmap", "terminate", "text"]),
     // A carrier hands a link over, and a link is made of a carrier.
     ("llp", &["carrier", "link"]),
     // The engine holds the datagrams that wait for more (docs/adr/045).
     ("driver", &["engine", "held"]),
     // The device finds its queue pairs by number. They are made on it, get their numbers from it and leave
     // their counters there. A registry of trait objects would turn the arrows round, and every lookup would
-    // end in a downcast to the two types that there are. It keeps what the process shares with its neighbours
-    // (docs/adr/049), which settle queue pairs.
-    ("driver", &["host", "nic", "pair", "qp", "rings", "shell", "ud"]),
+    // end in a downcast to the three types that there are. It keeps what the process shares with its
+    // neighbours (docs/adr/049), which settle queue pairs.
+    ("driver", &["host", "nic", "pair", "qp", "rd", "rings", "shell", "ud"]),
     ("rsocket", &["poll", "set", "table"]),
     ("rsocket", &["socket", "upgrade"]),
 ];

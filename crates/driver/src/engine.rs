@@ -488,6 +488,11 @@ impl Engine {
         nanos(at.saturating_duration_since(self.start))
     }
 
+    /// The time that is `nanos` by the engine's clock.
+    pub(crate) fn instant(&self, nanos: Nanos) -> Instant {
+        self.start + Duration::from_nanos(nanos)
+    }
+
     /// The time by the engine's clock.
     pub(crate) fn now(&self) -> Nanos {
         self.nanos(sys::now())

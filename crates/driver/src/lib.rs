@@ -6,6 +6,7 @@
 //!   itself.
 //! * [`qp`]: a queue pair with its socket; moves bytes between the two. `linger`: what happens to the socket
 //!   afterwards.
+//! * [`ud`]: datagram queue pairs and the socket of their port; [`rd`]: the reliable ones.
 //! * [`quota`]: how many objects of each kind a device has.
 //! * [`srq`]: a shared receive queue; continues the queue pairs that wait for it.
 //! * [`poll`]: what a thread that polls a completion queue does for progress.
@@ -64,6 +65,7 @@ pub mod qp;
 mod qpn;
 pub mod quota;
 mod raised;
+pub mod rd;
 mod rings;
 mod shell;
 mod sleep;
@@ -94,6 +96,7 @@ pub use pair::QueuePair;
 pub use proofs::ProofObserver;
 pub use qp::{Qp, StreamNumber};
 pub use raised::Look;
+pub use rd::RdQp;
 pub use source::{Interest, Readiness, Source, Token};
 pub use srq::Srq;
 pub use ud::UdQp;

@@ -1,10 +1,11 @@
-//! A queue pair of either service.
+//! A queue pair of any service.
 
 use std::sync::{Arc, Weak};
 
 use uwarp_rnic::qp::QpAttr;
 
 use crate::qp::Qp;
+use crate::rd::RdQp;
 use crate::ud::UdQp;
 
 /// A queue pair, by its service.
@@ -14,6 +15,8 @@ pub enum QueuePair {
     Rc(Arc<Qp>),
     /// Unreliable datagrams over UDP.
     Ud(Arc<UdQp>),
+    /// Reliable datagrams over UDP.
+    Rd(Arc<RdQp>),
 }
 
 impl QueuePair {
@@ -22,6 +25,7 @@ impl QueuePair {
         match self {
             Self::Rc(qp) => qp.qpn(),
             Self::Ud(qp) => qp.qpn(),
+            Self::Rd(qp) => qp.qpn(),
         }
     }
 
@@ -30,14 +34,16 @@ impl QueuePair {
         match self {
             Self::Rc(qp) => qp.query(),
             Self::Ud(qp) => qp.query(),
+            Self::Rd(qp) => qp.query(),
         }
     }
 
-    /// Destroys it; see [`Qp::destroy`] and [`UdQp::destroy`].
+    /// Destroys it; see [`Qp::destroy`], [`UdQp::destroy`] and [`RdQp::destroy`].
     pub fn destroy(&self) {
         match self {
             Self::Rc(qp) => qp.destroy(),
             Self::Ud(qp) => qp.destroy(),
+            Self::Rd(qp) => qp.destroy(),
         }
     }
 
@@ -45,6 +51,7 @@ impl QueuePair {
         match self {
             Self::Rc(qp) => WeakQueuePair::Rc(Arc::downgrade(qp)),
             Self::Ud(qp) => WeakQueuePair::Ud(Arc::downgrade(qp)),
+            Self::Rd(qp) => WeakQueuePair::Rd(Arc::downgrade(qp)),
         }
     }
 }
@@ -54,6 +61,7 @@ impl QueuePair {
 pub(crate) enum WeakQueuePair {
     Rc(Weak<Qp>),
     Ud(Weak<UdQp>),
+    Rd(Weak<RdQp>),
 }
 
 impl WeakQueuePair {
@@ -61,6 +69,7 @@ impl WeakQueuePair {
         match self {
             Self::Rc(qp) => qp.upgrade().map(QueuePair::Rc),
             Self::Ud(qp) => qp.upgrade().map(QueuePair::Ud),
+            Self::Rd(qp) => qp.upgrade().map(QueuePair::Rd),
         }
     }
 }

@@ -100,11 +100,15 @@ impl Line {
                 let (state, now, drops) = qp.look_at();
                 ("UD", state, None, now, ([None, None], None, None), Some(drops))
             }
+            QueuePair::Rd(qp) => {
+                let (state, now, drops) = qp.look_at();
+                ("RD", state, None, now, ([None, None], None, None), Some(drops))
+            }
         };
         let [local, peer] = addresses.map(|address| address.map(plain));
         let (link, why_tcp) = (link.map(|link| link.to_string()), why_tcp.map(|why| why.to_string()));
         let peers = match qp {
-            QueuePair::Rc(_) => Vec::new(),
+            QueuePair::Rc(_) | QueuePair::Rd(_) => Vec::new(),
             QueuePair::Ud(qp) => qp.carried(),
         };
         let (qpn, state) = (qp.qpn(), name(state));

@@ -9,6 +9,8 @@
 mod delivery;
 #[path = "ud/receivers.rs"]
 mod receivers;
+#[path = "ud/room.rs"]
+mod room;
 #[path = "ud/unclaimed.rs"]
 mod unclaimed;
 
@@ -32,12 +34,15 @@ use crate::held::Holder;
 use crate::nic::Nic;
 use crate::pair::QueuePair;
 use crate::proofs::{ProofObserver, Proofs};
+use crate::rd::Exchanges;
 pub use crate::rings::Carried;
 use crate::rings::{Inboxes, Last, Rings};
 use crate::shell::{Shell, post_each, post_together};
 use crate::source::{Readiness, Source, Token};
 use crate::sync::{AtomicBool, AtomicUsize, Mutex, MutexGuard, OnceLock, Ordering, RwLock};
+pub(crate) use delivery::shown_lid;
 use receivers::{Member, Receivers};
+pub(crate) use room::AwaitsRoom;
 use unclaimed::Rate;
 pub use unclaimed::Unclaimed;
 pub(crate) use unclaimed::UnclaimedCounters;
@@ -94,12 +99,14 @@ pub(crate) struct DatagramPort {
     polled: AtomicBool,
     /// Datagrams sent since a thread last received.
     sent: AtomicUsize,
-    /// Queue pairs whose datagrams wait for room.
-    blocked: Mutex<Vec<Weak<UdQp>>, 19>,
+    /// Whose datagrams wait for room.
+    blocked: Mutex<Vec<Weak<dyn AwaitsRoom>>, 19>,
     unclaimed: Arc<UnclaimedCounters>,
     proofs: Proofs,
     /// Datagrams that go by memory.
     rings: Rings,
+    /// Exists once the port has had a queue pair of reliable datagrams.
+    exchanges: OnceLock<Arc<Exchanges>>,
 }
 
 impl DatagramPort {
@@ -153,6 +160,7 @@ impl DatagramPort {
             unclaimed: unclaimed.clone(),
             proofs: Proofs::new(observer),
             rings: Rings::default(),
+            exchanges: OnceLock::new(),
             socket,
         });
         this.socket.make_room();
@@ -174,6 +182,32 @@ impl DatagramPort {
     /// Reports the proofs that have come. Called without a lock.
     pub(crate) fn report_proofs(&self) {
         self.proofs.report();
+    }
+
+    /// Its reliable datagrams, from now on.
+    pub(crate) fn exchanges(self: &Arc<Self>) -> Result<Arc<Exchanges>, VerbsError> {
+        let Receivers::Numbers { port, .. } = self.receivers else {
+            return Err(VerbsError::Invalid("groups have no reliable datagrams"));
+        };
+        if let Some(known) = self.exchanges.get() {
+            return Ok(Arc::clone(known));
+        }
+        let made = Exchanges::new(self, port)?;
+        // Another thread may have been faster.
+        Ok(Arc::clone(self.exchanges.get_or_init(|| made)))
+    }
+
+    pub(crate) fn engine(&self) -> &Arc<Engine> {
+        &self.engine
+    }
+
+    pub(crate) fn socket(&self) -> &udp::Socket {
+        &self.socket
+    }
+
+    /// Hands packets to the system; returns how many it took.
+    pub(crate) fn send(&self, batch: &[Outgoing<'_>]) -> Result<usize, Errno> {
+        self.socket.send(batch)
     }
 
     /// Its datagrams that go by memory.
@@ -212,8 +246,9 @@ impl DatagramPort {
         self.report_proofs();
     }
 
-    /// Receives in one call to the system; returns how many datagrams.
-    fn receive_some(&self, receiver: &mut Receiver) -> Result<usize, Errno> {
+    /// Receives in one call to the system; returns how many datagrams. `polls`: a thread of the program
+    /// polls.
+    fn receive_some(&self, receiver: &mut Receiver, polls: bool) -> Result<usize, Errno> {
         let batch = receiver.batch;
         self.sent.store(0, Ordering::Relaxed);
         let deliver = |bytes: &[u8], incoming: Incoming| self.deliver(bytes, &incoming);
@@ -225,6 +260,13 @@ impl DatagramPort {
         let _ = STAGING.try_with(|kept| kept.set(Some(stage)));
         let was_full = receiver.full;
         receiver.full = received.is_ok_and(|received| received.slots == batch);
+        if let Some(exchanges) = self.exchanges.get() {
+            match received {
+                Ok(_) => exchanges.after_input(polls),
+                Err(Errno::AGAIN) => exchanges.found_empty(&self.engine),
+                Err(_) => {}
+            }
+        }
         receiver.batch = match received {
             // One is the answer of a ping-pong, most likely. After two in a row there may be many.
             Ok(_) if receiver.full && batch == 1 && !was_full => 1,
@@ -239,7 +281,7 @@ impl DatagramPort {
     fn drain(&self, receiver: &mut Receiver) {
         let mut received = self.read_rings(receiver);
         while received < TURN {
-            match self.receive_some(receiver) {
+            match self.receive_some(receiver, false) {
                 Ok(n) => received += n,
                 Err(Errno::INTR) => {}
                 Err(Errno::AGAIN) => return,
@@ -255,7 +297,10 @@ impl DatagramPort {
 
     /// A thread polls: receives once. Only the system reports room to a queue pair that waits for room to
     /// send.
-    fn make_progress(&self, in_earnest: bool) -> Coverage {
+    pub(crate) fn make_progress(&self, in_earnest: bool) -> Coverage {
+        if let Some(exchanges) = self.exchanges.get() {
+            exchanges.poll(&self.engine);
+        }
         let mut blocked = !self.blocked.lock().is_empty();
         if let Some(mut receiver) = self.receiver.try_lock() {
             if self.rings.any() && self.look_at_rings_first(&mut receiver) {
@@ -277,7 +322,7 @@ impl DatagramPort {
                 self.polled.store(true, Ordering::Relaxed);
             }
             // An error is that of a datagram which was sent and lost; the next look finds what came.
-            let _ = self.receive_some(&mut receiver);
+            let _ = self.receive_some(&mut receiver, true);
             self.release(receiver);
             self.report_proofs();
         }
@@ -298,6 +343,14 @@ impl DatagramPort {
         }
         receiver.looks = 0;
         false
+    }
+
+    /// A thread that posts without end must not lose what comes meanwhile: the system's room for it is
+    /// bounded.
+    pub(crate) fn has_sent(&self, count: usize) {
+        if self.sent.fetch_add(count, Ordering::Relaxed) >= LOOK_AFTER {
+            let _ = self.make_progress(false);
+        }
     }
 
     fn add_member(&self, qp: &Weak<UdQp>, group: IpAddr, interface: u32) -> Result<(), VerbsError> {
@@ -351,43 +404,6 @@ impl DatagramPort {
     fn release<'a>(&'a self, receiver: MutexGuard<'a, Receiver, 16>) {
         self.receiver.release(receiver, |_| (), |receiver| self.drain(receiver));
     }
-
-    /// A queue pair's datagrams wait for room: the system says when there is some, if it watches the socket.
-    fn block(&self, qp: Weak<UdQp>) {
-        self.blocked.lock().push(qp);
-        self.watch_room();
-    }
-
-    /// The system reports room from now on, and at once if there is some.
-    fn watch_room(&self) {
-        self.engine.unpark();
-        if let Some(token) = self.token.get() {
-            self.engine.rearm(*token);
-        }
-    }
-
-    /// There is room to send.
-    fn use_room(&self) {
-        if self.blocked.lock().is_empty() {
-            // Every datagram that leaves the socket's queue would be reported. A queue pair that blocked
-            // since the look above may have been registered for room before this.
-            if let Some(token) = self.token.get() {
-                self.engine.ignore_room(*token);
-            }
-            if !self.blocked.lock().is_empty() {
-                self.watch_room();
-            }
-        } else {
-            self.unblock();
-        }
-    }
-
-    fn unblock(&self) {
-        let blocked = std::mem::take(&mut *self.blocked.lock());
-        for qp in blocked.iter().filter_map(Weak::upgrade) {
-            qp.has_room();
-        }
-    }
 }
 
 impl Drop for DatagramPort {
@@ -417,6 +433,13 @@ impl Source for PortSource {
 
     fn polled(&self) -> bool {
         self.0.upgrade().is_none_or(|port| port.polled.swap(false, Ordering::Relaxed))
+    }
+
+    fn exit(&self) {
+        let port = self.0.upgrade();
+        if let Some(exchanges) = port.as_ref().and_then(|port| port.exchanges.get()) {
+            exchanges.exit();
+        }
     }
 }
 
@@ -515,11 +538,7 @@ impl UdQp {
         }
         let sent = self.transmit(&mut inner);
         drop(inner);
-        // A thread that posts without end must not lose what comes meanwhile: the system's room for it is
-        // bounded.
-        if self.port.sent.fetch_add(sent, Ordering::Relaxed) >= LOOK_AFTER {
-            let _ = self.port.make_progress(false);
-        }
+        self.port.has_sent(sent);
     }
 
     /// Whether what was posted goes by memory, as far as that is known: then it waits for nothing.
@@ -579,7 +598,8 @@ impl UdQp {
                 Err(Errno::INTR) => {}
                 Err(Errno::AGAIN) => {
                     inner.blocked = true;
-                    self.port.block(self.me.clone());
+                    let me: Weak<dyn AwaitsRoom> = self.me.clone();
+                    self.port.block(me);
                 }
                 Err(e) => {
                     tracing::debug!(qpn = self.qpn(), to = %first.to, "datagram not sent: {e}");
@@ -591,7 +611,7 @@ impl UdQp {
     }
 
     /// There may be room for what waits.
-    pub(crate) fn has_room(&self) {
+    pub(crate) fn use_room(&self) {
         let mut inner = self.inner.lock();
         inner.blocked = false;
         self.transmit(&mut inner);

@@ -237,6 +237,27 @@ impl Socket {
         }
     }
 
+    /// What the system keeps of datagrams that wait, in bytes as it counts them (`SO_RCVBUF`).
+    pub fn room(&self) -> usize {
+        rustix::net::sockopt::socket_recv_buffer_size(&self.fd).unwrap_or(0)
+    }
+
+    /// Datagrams that found no room since the socket was made (`SO_MEMINFO`); `None`: the system does not
+    /// say.
+    pub fn drops(&self) -> Option<u32> {
+        /// `SK_MEMINFO_VARS`, and the place of `SK_MEMINFO_DROPS`.
+        const VALUES: usize = 9;
+        const DROPS: usize = 8;
+        let mut values = [0u32; VALUES];
+        let mut len = size_of_val(&values) as libc::socklen_t;
+        // SAFETY: the system writes at most `len` bytes to `values`, and any bytes are numbers.
+        let result = unsafe {
+            let to = values.as_mut_ptr().cast();
+            libc::getsockopt(self.fd.as_raw_fd(), libc::SOL_SOCKET, libc::SO_MEMINFO, to, &raw mut len)
+        };
+        (result == 0 && len as usize == size_of_val(&values)).then(|| values[DROPS])
+    }
+
     /// Its port.
     pub fn port(&self) -> Result<u16, Errno> {
         let address = rustix::net::getsockname(&self.fd)?;

@@ -34,7 +34,7 @@ extern crate self as uwarp_llp;
 
 pub(crate) use alarm::Alarm;
 pub(crate) use attended::Attended;
-pub(crate) use datagrams::{address, nic, pair, rings, udp};
+pub(crate) use datagrams::{address, nic, pair, rd, rings, udp};
 pub(crate) use engine::Engine;
 pub(crate) use llp::carrier;
 pub(crate) use proofs::ProofObserver;

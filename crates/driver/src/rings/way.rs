@@ -305,7 +305,7 @@ impl Way {
         let blocked = std::mem::take(&mut gate.blocked);
         drop(gate);
         for qp in blocked.iter().filter_map(Weak::upgrade) {
-            qp.has_room();
+            qp.use_room();
         }
         !self.gate.lock().blocked.is_empty()
     }

@@ -31,7 +31,7 @@ fn trace_error(
 }
 
 /// The LID of an address; 0 where the device shows none.
-fn shown_lid(ip: IpAddr) -> u16 {
+pub(crate) fn shown_lid(ip: IpAddr) -> u16 {
     if Config::get().view == View::Ib { address::lid_of(ip) } else { 0 }
 }
 
@@ -68,6 +68,9 @@ impl DatagramPort {
         let unclaimed = &*self.unclaimed;
         if incoming.truncated {
             return drop_unclaimed(&unclaimed.malformed, &"malformed (truncated)", bytes, incoming);
+        }
+        if let Some(exchanges) = self.exchanges.get().filter(|_| uwarp_wire::rd::is_reliable(bytes)) {
+            return exchanges.input(bytes, incoming);
         }
         let message = match datagram::parse(bytes) {
             Ok(message) => message,

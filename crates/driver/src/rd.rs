@@ -1,0 +1,765 @@
+//! Reliable datagrams (docs/rd.md): the queue pairs of a port, the machine that has their exchanges, and the
+//! packets of its UDP socket.
+//!
+//! All of it happens in *turns*, under one lock: a datagram that has come, a post, a timer, room in the
+//! socket. In a turn, a queue pair is locked for as long as it takes to place a segment, to read payload or
+//! to complete a request. What follows from all that goes out at the end of the turn ([`Exchanges::end`]),
+//! because a packet may say that a message is done, so it must be done before.
+//!
+//! There is a machine for each port of queue pair numbers.
+//
+// TODO(docs/rd.md section 8): one for the process, on its first port, once a process can prove its further
+// ports with CLAIM. Until then two processes with more than 256 queue pairs each have several exchanges.
+//
+// TODO(docs/rd.md section 8): one lock for each exchange, when the machine has them apart. A turn is some
+// microseconds long, and a fraction of a millisecond where a process sends much to itself; threads that post
+// to different peers wait for each other meanwhile.
+
+#[path = "rd/itself.rs"]
+mod itself;
+
+use std::collections::{HashMap, VecDeque};
+use std::net::SocketAddr;
+use std::sync::{Arc, Weak};
+use std::time::{Duration, Instant};
+
+use rustix::io::Errno;
+use smallvec::SmallVec;
+use uwarp_llp::route::source_for;
+use uwarp_llp::udp::{self, Incoming, Outgoing};
+use uwarp_proto::rd::{self, Action, Bytes, Failure, PacketBuf, Payload, Placed, PostError, Rd, Ticket};
+use uwarp_rnic::ah::Endpoint;
+use uwarp_rnic::cq::{Coverage, Feeder};
+use uwarp_rnic::mr::random_u32;
+use uwarp_rnic::qp::{
+    Arrival, Drops, Now, QpAttr, QpInit, QpModify, QpState, RdCore, RdInit, RdMessage, RdSegment, Snapshot,
+    UdSendWr,
+};
+use uwarp_rnic::{RecvWr, VerbsError, WcStatus, trace};
+use uwarp_wire::rd::chunk::Reason;
+
+use crate::alarm::Alarm;
+use crate::attended::Attended;
+use crate::engine::Engine;
+use crate::linger;
+use crate::nic::Nic;
+use crate::pair::QueuePair;
+use crate::shell::{Shell, post_each, post_together};
+use crate::source::{Readiness, Source};
+use crate::sync::{AtomicBool, AtomicU64, Mutex, MutexGuard, Ordering};
+use crate::ud::{AwaitsRoom, DatagramPort};
+use itself::ToItself;
+
+/// The socket's count of lost datagrams is looked at this often, while some come.
+const DROPS_EVERY: Duration = Duration::from_millis(1);
+/// How long an exit waits for the lock of a turn. No turn is nearly as long.
+const EXIT_PATIENCE: Duration = Duration::from_millis(50);
+const AT_NEXT_POLL: u64 = 0;
+const NOT_DUE: u64 = u64::MAX;
+/// Packets are made when fewer than this wait for the socket.
+const MOST_WAITING: usize = udp::BATCH;
+/// Bytes of the longest packet: of an IPv6 packet on an Ethernet.
+// TODO(docs/rd.md section 8): by the path, with its discovery. Larger ones would lose all packets wherever
+// the path is smaller than this host's interface.
+const PACKET_LEN: usize = 1452;
+
+/// A request of a queue pair.
+#[derive(Clone)]
+struct Owner {
+    qp: Weak<RdQp>,
+    request: u64,
+}
+
+impl Owner {
+    /// Adds bytes of its message to `out`; returns whether it could.
+    fn fill(&self, offset: u32, len: u32, out: &mut Vec<u8>) -> bool {
+        self.qp.upgrade().is_some_and(|qp| qp.inner.lock().fill(self.request, offset, len, out))
+    }
+}
+
+/// Packets that wait for the socket, one behind the other.
+#[derive(Default)]
+struct Outbox {
+    bytes: Vec<u8>,
+    /// Bytes of `bytes` that were sent.
+    taken: usize,
+    packets: VecDeque<(udp::Route, usize)>,
+    /// Packets that the socket took since a post last asked.
+    sent: usize,
+    /// The socket has no room, and the port knows.
+    is_blocked: bool,
+}
+
+/// What the lock guards.
+struct Turn {
+    machine: Rd,
+    /// Requests by the machine's name for their messages.
+    owners: HashMap<Ticket, Owner>,
+    /// Messages that their queue pairs have given up.
+    withdrawn: Vec<Ticket>,
+    qps: HashMap<u32, Weak<RdQp>>,
+    arrivals: Vec<rd::Arrival>,
+    packet: PacketBuf,
+    outbox: Outbox,
+    to_itself: ToItself,
+    alarm: Alarm,
+    alarm_at: Option<Instant>,
+    /// When the socket's count of drops was looked at last.
+    drops_at: Option<Instant>,
+    /// The port, while there is no queue pair that has it, and the machine still knows a peer: what that
+    /// repeats is answered, and its late packets are known.
+    port: Option<Arc<DatagramPort>>,
+    leaving: Leaving,
+}
+
+/// How far the exit of the process has come.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Leaving {
+    No,
+    /// When its requests are done, it says goodbye.
+    Waiting,
+    Closing,
+    Gone,
+}
+
+/// The reliable datagrams of a port.
+pub(crate) struct Exchanges {
+    me: Weak<Self>,
+    port: Weak<DatagramPort>,
+    number: u16,
+    turn: Attended<Turn, 17>,
+    /// The socket has room again.
+    room: AtomicBool,
+    /// The port that a turn does not need any more, until it has ended; and that there is one.
+    over: Mutex<Option<Arc<DatagramPort>>, 19>,
+    is_over: AtomicBool,
+    /// For a thread that polls: when the machine has something to do, in nanoseconds of the engine's clock,
+    /// [`AT_NEXT_POLL`] or [`NOT_DUE`].
+    due: AtomicU64,
+    /// When a thread polled last, and when the socket was found empty last, by the same clock; 0: the machine
+    /// knows.
+    polled_at: AtomicU64,
+    empty_at: AtomicU64,
+}
+
+impl Exchanges {
+    /// Those of `port`, whose number is `number`.
+    pub fn new(port: &Arc<DatagramPort>, number: u16) -> Result<Arc<Self>, VerbsError> {
+        let mut seed = [0; 32];
+        for part in seed.chunks_exact_mut(4) {
+            part.copy_from_slice(&random_u32()?.to_ne_bytes());
+        }
+        let config = rd::Config { packet_len: PACKET_LEN, ..rd::Config::default() };
+        let mut machine = Rd::new(&Now::unread(), config, &seed);
+        machine.set_room(port.socket().room() as u64);
+        Ok(Arc::new_cyclic(|me: &Weak<Self>| {
+            let source: Weak<dyn Source> = me.clone();
+            Self {
+                me: me.clone(),
+                port: Arc::downgrade(port),
+                number,
+                turn: Attended::new(Turn {
+                    machine,
+                    owners: HashMap::new(),
+                    withdrawn: Vec::new(),
+                    qps: HashMap::new(),
+                    arrivals: Vec::new(),
+                    packet: PacketBuf::new(),
+                    outbox: Outbox::default(),
+                    to_itself: ToItself::default(),
+                    alarm: Alarm::new(port.engine(), source),
+                    alarm_at: None,
+                    drops_at: None,
+                    port: None,
+                    leaving: Leaving::No,
+                }),
+                room: AtomicBool::new(false),
+                over: Mutex::new(None),
+                is_over: AtomicBool::new(false),
+                due: AtomicU64::new(NOT_DUE),
+                polled_at: AtomicU64::new(0),
+                empty_at: AtomicU64::new(0),
+            }
+        }))
+    }
+
+    /// A packet of this service has come. What follows from it goes out with [`Self::after_input`].
+    pub fn input(&self, bytes: &[u8], incoming: &Incoming) {
+        let now = Now::unread();
+        if trace::is_on() {
+            trace::unclaimed(trace::Way::In, incoming.from, bytes, None);
+        }
+        let route = rd::Route { local: SocketAddr::new(incoming.to, self.number), remote: incoming.from };
+        let mut turn = self.turn.lock();
+        let Turn { machine, arrivals, .. } = &mut *turn;
+        let empty_at = self.empty_at.swap(0, Ordering::Relaxed);
+        if empty_at != 0
+            && let Some(port) = self.port.upgrade()
+        {
+            machine.on_socket_empty(&Now::at(port.engine().instant(empty_at)));
+        }
+        machine.handle_input(&now, route, bytes, arrivals);
+        turn.place(&now, bytes);
+        turn.act();
+        self.release(turn);
+    }
+
+    /// The port has found its socket empty, or has slept until something came.
+    pub fn found_empty(&self, engine: &Engine) {
+        // Most often in a poll, which has just read the clock.
+        let polled = self.polled_at.swap(0, Ordering::Relaxed);
+        let at = if polled == 0 { engine.now() } else { polled };
+        self.empty_at.store(at.max(1), Ordering::Relaxed);
+    }
+
+    /// The port has received for now. `polls`: in a poll of the program. Then an acknowledgement waits for
+    /// the next poll, because until then there may be an answer with which it can go.
+    pub fn after_input(&self, polls: bool) {
+        let now = Now::unread();
+        let mut turn = self.turn.lock();
+        turn.look_for_drops(&now, self.port.upgrade().as_deref());
+        if polls {
+            self.set_alarm(&mut turn, &now, Some(now.get()));
+            self.due.store(AT_NEXT_POLL, Ordering::Relaxed);
+            self.release(turn);
+        } else {
+            self.end(turn, &now);
+        }
+    }
+
+    /// A thread polls: does what is due.
+    pub fn poll(&self, engine: &Engine) {
+        let (due, now) = (self.due.load(Ordering::Relaxed), engine.now());
+        self.polled_at.store(now, Ordering::Relaxed);
+        if now >= due {
+            self.do_what_is_due();
+        }
+    }
+
+    /// Does what is due, or has the thread do it whose turn it is.
+    // TODO: a thread that has jumped out of a call, from the handler of a signal, has the lock for ever. Here
+    // nobody waits for it, but input does, as with every datagram queue pair (docs/contracts.md).
+    fn do_what_is_due(&self) {
+        if let Some(mut turn) = self.turn.look() {
+            let now = Now::unread();
+            turn.machine.handle_timeout(&now);
+            self.end(turn, &now);
+        }
+    }
+
+    /// Does and sends what follows from this turn, and gives the lock back.
+    fn end(&self, mut turn: MutexGuard<'_, Turn, 17>, now: &Now) {
+        self.finish(&mut turn, now);
+        self.release(turn);
+    }
+
+    fn release(&self, turn: MutexGuard<'_, Turn, 17>) {
+        self.turn.release(
+            turn,
+            |_| (),
+            |turn| {
+                let now = Now::unread();
+                turn.machine.handle_timeout(&now);
+                self.finish(turn, &now);
+            },
+        );
+        if self.is_over.swap(false, Ordering::AcqRel) {
+            // Behind the lock of a turn: it may be the last one.
+            let port = self.over.lock().take();
+            drop(port);
+        }
+    }
+
+    fn finish(&self, turn: &mut Turn, now: &Now) {
+        for ticket in std::mem::take(&mut turn.withdrawn) {
+            turn.machine.withdraw(now, ticket);
+            turn.owners.remove(&ticket);
+        }
+        if self.room.swap(false, Ordering::AcqRel) {
+            turn.outbox.is_blocked = false;
+        }
+        turn.act();
+        turn.run_own(now);
+        turn.act();
+        self.transmit(turn, now);
+        turn.leave(now);
+        if turn.leaving == Leaving::Closing {
+            self.transmit(turn, now);
+            turn.leave(now);
+        }
+        self.set_alarm(turn, now, None);
+        let is_over = turn.port.is_some() && turn.machine.peers() == 0 && turn.owners.is_empty();
+        if is_over {
+            *self.over.lock() = turn.port.take();
+            self.is_over.store(true, Ordering::Release);
+        }
+    }
+
+    /// The alarm is moved to an earlier time only: most calls then need nothing of the engine. Where a thread
+    /// polls, that does what is due, and the alarm is for the case that it stops.
+    /// `latest`: something waits that the machine names no time for.
+    fn set_alarm(&self, turn: &mut Turn, now: &Now, latest: Option<Instant>) {
+        let due = [turn.machine.poll_timeout(), turn.to_itself.timeout(), latest];
+        let due = due.into_iter().flatten().min();
+        let Some(port) = self.port.upgrade() else { return };
+        let engine = port.engine();
+        self.due.store(due.map_or(NOT_DUE, |due| engine.nanos(due).max(1)), Ordering::Relaxed);
+        let Some(due) = due else { return };
+        let alive = engine.pace.spans().alive();
+        let polls = engine.last_poll.age(engine.nanos(now.get())).is_some_and(|age| age < alive);
+        // Without room nothing goes out, whatever is due, and the system says when there is some.
+        let waits = polls || turn.outbox.is_blocked;
+        let due = if waits { due.max(now.get() + alive) } else { due };
+        // An alarm that has rung is gone.
+        if turn.alarm_at.is_none_or(|at| due < at || at <= now.get()) {
+            turn.alarm.set(due);
+            turn.alarm_at = Some(due);
+        }
+    }
+
+    /// Sends what the machine has to send, as long as the socket takes it.
+    fn transmit(&self, turn: &mut Turn, now: &Now) {
+        let Some(port) = self.port.upgrade() else { return };
+        loop {
+            while turn.outbox.packets.len() < MOST_WAITING && turn.make_packet(now) {}
+            if turn.outbox.is_blocked || turn.outbox.packets.is_empty() {
+                return;
+            }
+            self.send_some(turn, &port);
+        }
+    }
+
+    fn send_some(&self, turn: &mut Turn, port: &DatagramPort) {
+        let outbox = &mut turn.outbox;
+        let mut at = outbox.taken;
+        let batch: SmallVec<[Outgoing<'_>; 2]> = outbox
+            .packets
+            .iter()
+            .map(|(route, len)| {
+                let bytes = outbox.bytes.get(at..at + len).unwrap_or(&[]);
+                at += len;
+                Outgoing { route, bytes }
+            })
+            .collect();
+        let sent = port.send(&batch);
+        drop(batch);
+        match sent {
+            Ok(count) => outbox.took(count),
+            Err(Errno::INTR) => {}
+            Err(Errno::AGAIN) => {
+                outbox.is_blocked = true;
+                let me: Weak<dyn AwaitsRoom> = self.me.clone();
+                port.block(me);
+            }
+            Err(error) => {
+                // Lost, like one that is dropped on the way.
+                if let Some((route, _)) = outbox.packets.front() {
+                    tracing::debug!(to = %route.to, "packet not sent: {error}");
+                }
+                outbox.took(1);
+            }
+        }
+    }
+
+    /// The process exits.
+    pub fn exit(&self) {
+        let Some(mut turn) = self.turn.try_lock_for(EXIT_PATIENCE) else { return };
+        if turn.leaving == Leaving::No {
+            linger::stream_begins();
+            turn.leaving = Leaving::Waiting;
+        }
+        self.end(turn, &Now::unread());
+    }
+
+    /// The queue pair is one of its port's from now on.
+    fn enter(&self, qp: &Arc<RdQp>) {
+        let mut turn = self.turn.lock();
+        turn.qps.insert(qp.qpn(), Arc::downgrade(qp));
+        // The queue pair has it, too.
+        turn.port = None;
+        self.release(turn);
+    }
+}
+
+impl AwaitsRoom for Exchanges {
+    fn has_room(&self) {
+        self.room.store(true, Ordering::Release);
+        self.do_what_is_due();
+    }
+}
+
+impl Source for Exchanges {
+    fn ready(&self, _: Readiness) {}
+
+    fn timeout(&self) {
+        self.do_what_is_due();
+    }
+}
+
+impl Outbox {
+    /// The socket took the first `count` packets.
+    fn took(&mut self, count: usize) {
+        self.sent += count;
+        let sent: usize = self.packets.drain(..count.min(self.packets.len())).map(|(_, len)| len).sum();
+        self.taken += sent;
+        if self.packets.is_empty() {
+            self.bytes.clear();
+            self.taken = 0;
+        } else if self.taken > self.bytes.len() / 2 {
+            self.bytes.drain(..self.taken);
+            self.taken = 0;
+        }
+    }
+}
+
+impl Turn {
+    /// Places what has come, in its order.
+    fn place(&mut self, now: &Now, datagram: &[u8]) {
+        while !self.arrivals.is_empty() {
+            for arrival in std::mem::take(&mut self.arrivals) {
+                let placed = self.place_one(&arrival, datagram);
+                self.machine.on_placed(now, &arrival, placed, &mut self.arrivals);
+            }
+        }
+    }
+
+    /// Calls a queue pair. Any call may end it, if its completion queue is full.
+    fn call<R>(&mut self, qp: &RdQp, call: impl FnOnce(&mut RdCore) -> R) -> R {
+        let mut core = qp.inner.lock();
+        let result = call(&mut core);
+        self.withdrawn.extend(std::iter::from_fn(|| core.take_withdrawn()));
+        result
+    }
+
+    fn finished(&mut self, owner: &Owner, outcome: Result<(), Failure>) {
+        if let Some(qp) = owner.qp.upgrade() {
+            self.call(&qp, |core| core.finished(owner.request, outcome));
+        }
+    }
+
+    fn place_one(&mut self, arrival: &rd::Arrival, datagram: &[u8]) -> Placed {
+        let Some(qp) = self.find(arrival.pair.destination) else {
+            return Placed::Refused(Reason::InvalidDestination);
+        };
+        let bytes = match &arrival.bytes {
+            Bytes::Datagram(range) => datagram.get(range.clone()).unwrap_or(&[]),
+            Bytes::Held(bytes) => bytes,
+        };
+        let segment = RdSegment {
+            message: arrival.message,
+            source_qpn: arrival.pair.source,
+            offset: arrival.offset,
+            message_len: arrival.message_len,
+            first: arrival.first,
+            ddp: arrival.ddp,
+            bytes,
+        };
+        // TODO(docs/rd.md section 7.2): `Rd::may_bind`, once a message beyond the bound can be told "not
+        // now". Told "no receive", one of a sender without retries fails although there are receives.
+        self.call(&qp, |core| core.place(&segment, &arrival_of(&arrival.route)))
+    }
+
+    fn find(&self, qpn: u32) -> Option<Arc<RdQp>> {
+        self.qps.get(&qpn)?.upgrade()
+    }
+
+    /// Does what the machine asks for.
+    fn act(&mut self) {
+        while let Some(action) = self.machine.poll_action() {
+            match action {
+                Action::Finished { ticket, outcome } => {
+                    if let Some(owner) = self.owners.remove(&ticket) {
+                        self.finished(&owner, outcome);
+                    }
+                }
+                Action::Deliver { message, pair, .. } => {
+                    if let Some(qp) = self.find(pair.destination) {
+                        self.call(&qp, |core| core.deliver(message));
+                    }
+                }
+                Action::TakeBack { message, pair } => {
+                    if let Some(qp) = self.find(pair.destination) {
+                        self.call(&qp, |core| core.take_back(message)).wake();
+                    }
+                }
+            }
+        }
+    }
+
+    /// The socket has room for so much, and what comes beyond that is lost: then peers get less credit. (Also
+    /// if it was others' datagrams: there is no telling.)
+    fn look_for_drops(&mut self, now: &Now, port: Option<&DatagramPort>) {
+        if self.drops_at.is_some_and(|at| now.get() < at + DROPS_EVERY) {
+            return;
+        }
+        self.drops_at = Some(now.get());
+        if let Some(drops) = port.and_then(|port| port.socket().drops()) {
+            self.machine.on_drops(now, drops);
+        }
+    }
+
+    /// Makes a packet for the outbox; returns whether there was one to make.
+    fn make_packet(&mut self, now: &Now) -> bool {
+        let Some(route) = self.machine.poll_transmit(now, &mut self.packet) else { return false };
+        let start = self.outbox.bytes.len();
+        let (owners, mut failed) = (&self.owners, None);
+        self.packet.assemble(&mut self.outbox.bytes, |payload: &Payload, out: &mut Vec<u8>| {
+            let owner = owners.get(&payload.ticket);
+            if !owner.is_some_and(|owner| owner.fill(payload.offset, payload.len, out)) {
+                failed.get_or_insert(payload.ticket);
+            }
+        });
+        if let Some(ticket) = failed {
+            // The packet counts as lost.
+            self.outbox.bytes.truncate(start);
+            self.machine.withdraw(now, ticket);
+            let owner = self.owners.remove(&ticket);
+            if let Some((qp, request)) = owner.and_then(|owner| Some((owner.qp.upgrade()?, owner.request))) {
+                self.call(&qp, |core| core.fail(request, WcStatus::LocProtErr));
+            }
+            self.act();
+            return true;
+        }
+        let packet = self.outbox.bytes.get(start..).unwrap_or(&[]);
+        if trace::is_on() {
+            trace::unclaimed(trace::Way::Out, route.remote, packet, None);
+        }
+        let to = udp::Route { to: route.remote, from: Some(route.local.ip()) };
+        self.outbox.packets.push_back((to, packet.len()));
+        true
+    }
+
+    /// Hands over what a queue pair has to send. Its lock is held.
+    fn post(&mut self, now: &Now, qp: &RdQp, core: &mut RdCore) {
+        while let Some(RdMessage { request, endpoint, message }) = core.next_message() {
+            let owner = Owner { qp: qp.me.clone(), request };
+            let route = match qp.route_to(&endpoint) {
+                Ok(route) => route,
+                Err(error) => {
+                    tracing::debug!(to = %endpoint.to, "no route: {error}");
+                    core.finished(request, Err(Failure::Silent));
+                    continue;
+                }
+            };
+            match self.machine.post(now, route, message) {
+                Ok(ticket) => {
+                    core.assign(request, ticket);
+                    self.owners.insert(ticket, owner);
+                }
+                Err(PostError::Itself) => self.to_itself.post(owner, route, message),
+                Err(PostError::TooManyPeers | PostError::Closed) => {
+                    core.finished(request, Err(Failure::Silent));
+                }
+            }
+        }
+    }
+
+    /// What the queue pair has given up must not be sent any more.
+    fn withdraw(&mut self, core: &mut RdCore) {
+        self.withdrawn.extend(std::iter::from_fn(|| core.take_withdrawn()));
+    }
+
+    /// Goes on with the exit of the process, if it exits.
+    fn leave(&mut self, now: &Now) {
+        if self.leaving == Leaving::Waiting && self.owners.is_empty() {
+            self.machine.close(now);
+            self.leaving = Leaving::Closing;
+        }
+        if self.leaving == Leaving::Closing && self.machine.is_closed() {
+            self.leaving = Leaving::Gone;
+            linger::stream_given_up();
+        }
+    }
+}
+
+/// How a segment came, as its queue pair wants it.
+fn arrival_of(route: &rd::Route) -> Arrival {
+    Arrival { from: route.remote.ip(), to: route.local.ip(), slid: crate::ud::shown_lid(route.remote.ip()) }
+}
+
+/// A queue pair of reliable datagrams.
+pub struct RdQp {
+    me: Weak<Self>,
+    shell: Shell,
+    port: Arc<DatagramPort>,
+    exchanges: Arc<Exchanges>,
+    inner: Mutex<RdCore, 18>,
+    destroyed: Mutex<bool, 19>,
+}
+
+impl RdQp {
+    /// Makes a queue pair in RESET. Fails when a limit of the device is exceeded or no number is free.
+    pub fn create(nic: &Arc<Nic>, mut init: QpInit, how: RdInit) -> Result<Arc<Self>, VerbsError> {
+        let shell = Shell::admit(nic, &mut init)?;
+        let qpn = shell.qpn();
+        let port = nic.datagram_port(qpn)?;
+        let (exchanges, core) = (port.exchanges()?, RdCore::new(qpn, init, how));
+        let qp = Arc::new_cyclic(|me: &Weak<Self>| Self {
+            me: me.clone(),
+            shell,
+            port,
+            exchanges,
+            inner: Mutex::new(core),
+            destroyed: Mutex::new(false),
+        });
+        qp.exchanges.enter(&qp);
+        let feeder: Weak<dyn Feeder> = qp.me.clone();
+        qp.shell.arrive(&QueuePair::Rd(qp.clone()), &feeder);
+        qp.shell.fed_by(None);
+        Ok(qp)
+    }
+
+    /// Its number.
+    pub fn qpn(&self) -> u32 {
+        self.shell.qpn()
+    }
+
+    /// From which address of this host to which a message goes.
+    fn route_to(&self, endpoint: &Endpoint) -> Result<rd::Route, Errno> {
+        let from = match endpoint.from {
+            Some(from) => from,
+            None => source_for(None, endpoint.to, true)?,
+        };
+        Ok(rd::Route { local: SocketAddr::new(from, self.exchanges.number), remote: endpoint.to })
+    }
+
+    /// Posts messages. On a refusal, says which one (the ones before it are posted) and why. Never blocks.
+    pub fn post_send<'a>(&self, wrs: impl Iterator<Item = UdSendWr<'a>>) -> Result<(), (usize, VerbsError)> {
+        if self.shell.is_parents() {
+            return Err((0, VerbsError::Forked));
+        }
+        let turn = self.exchanges.turn.lock();
+        let mut core = self.inner.lock();
+        let result = post_each(wrs, |wr| core.post_send(wr));
+        self.send_posted(turn, core);
+        result
+    }
+
+    /// As [`Self::post_send`], but if one is refused, none is posted.
+    pub fn post_send_together<'a>(
+        &self,
+        wrs: impl Iterator<Item = UdSendWr<'a>> + Clone,
+    ) -> Result<(), VerbsError> {
+        if self.shell.is_parents() {
+            return Err(VerbsError::Forked);
+        }
+        let turn = self.exchanges.turn.lock();
+        let mut core = self.inner.lock();
+        let result = post_together(&mut *core, wrs, RdCore::check_send, RdCore::post_checked);
+        self.send_posted(turn, core);
+        result
+    }
+
+    fn send_posted(&self, mut turn: MutexGuard<'_, Turn, 17>, mut core: MutexGuard<'_, RdCore, 18>) {
+        let now = Now::unread();
+        turn.post(&now, self, &mut core);
+        turn.withdraw(&mut core);
+        drop(core);
+        self.exchanges.finish(&mut turn, &now);
+        let sent = std::mem::take(&mut turn.outbox.sent);
+        self.exchanges.release(turn);
+        // A thread that posts without end must not lose what comes meanwhile.
+        self.port.has_sent(sent);
+    }
+
+    /// Posts receives. On a refusal, says which one (the ones before it are posted) and why. Never blocks.
+    pub fn post_recv<'a>(&self, wrs: impl Iterator<Item = RecvWr<'a>>) -> Result<(), (usize, VerbsError)> {
+        if self.shell.is_parents() {
+            return Err((0, VerbsError::Forked));
+        }
+        let mut core = self.inner.lock();
+        let result = post_each(wrs, |wr| core.post_recv(wr));
+        let is_awaited = core.take_ready();
+        drop(core);
+        if is_awaited {
+            self.tell_ready();
+        }
+        result
+    }
+
+    /// Messages have found no receive, and now there is one.
+    #[cold]
+    fn tell_ready(&self) {
+        let now = Now::unread();
+        let mut turn = self.exchanges.turn.lock();
+        let receives = self.inner.lock().snapshot().receives_posted;
+        turn.machine.on_receives_posted(&now, self.qpn(), receives);
+        turn.to_itself.on_receives_posted(self.qpn());
+        self.exchanges.end(turn, &now);
+    }
+
+    /// Changes attributes or state.
+    pub fn modify(&self, change: &QpModify) -> Result<(), VerbsError> {
+        if self.shell.is_parents() {
+            return Err(VerbsError::Forked);
+        }
+        let now = Now::unread();
+        let mut turn = self.exchanges.turn.lock();
+        let mut core = self.inner.lock();
+        let result = core.modify(change);
+        let ends = matches!(core.query().state, QpState::Reset | QpState::Err);
+        turn.withdraw(&mut core);
+        turn.post(&now, self, &mut core);
+        drop(core);
+        if ends {
+            turn.withdraw_own(&self.me, self.qpn());
+            turn.machine.refuse_all(&now, self.qpn(), Reason::Aborted);
+        }
+        self.exchanges.end(turn, &now);
+        result
+    }
+
+    /// Its attributes.
+    pub fn query(&self) -> QpAttr {
+        self.inner.lock().query()
+    }
+
+    /// Its state, what it has done, and what it has dropped.
+    pub fn look_at(&self) -> (QpState, Snapshot, Drops) {
+        let core = self.inner.lock();
+        (core.query().state, core.snapshot(), core.drops())
+    }
+
+    /// Destroys the queue pair: no completion and no event follows. What it has received is acknowledged.
+    pub fn destroy(&self) {
+        if std::mem::replace(&mut *self.destroyed.lock(), true) {
+            return;
+        }
+        self.shell.stop_feeding();
+        if self.shell.is_parents() {
+            // Its exchanges are the parent's.
+            return;
+        }
+        let now = Now::unread();
+        let mut turn = self.exchanges.turn.lock();
+        turn.qps.remove(&self.qpn());
+        let mut core = self.inner.lock();
+        let (counters, drops) = (core.snapshot().counters, core.drops());
+        core.destroy();
+        turn.withdraw(&mut core);
+        drop(core);
+        turn.withdraw_own(&self.me, self.qpn());
+        turn.machine.refuse_all(&now, self.qpn(), Reason::Aborted);
+        if turn.qps.values().all(|qp| qp.strong_count() == 0) {
+            turn.port = Some(Arc::clone(&self.port));
+        }
+        self.exchanges.end(turn, &now);
+        self.shell.depart(counters, drops);
+    }
+}
+
+impl Feeder for RdQp {
+    fn make_progress(&self, in_earnest: bool) -> Coverage {
+        self.port.make_progress(in_earnest)
+    }
+
+    fn rest(&self) {
+        self.exchanges.poll(self.port.engine());
+    }
+}
+
+impl Drop for RdQp {
+    fn drop(&mut self) {
+        self.destroy();
+    }
+}
