@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: MIT OR Apache-2.0
  *
- * uwarpdv.h: what uwarp's datagram queue pairs can do beyond the verbs. See uwarpdv(3).
+ * uwarpdv.h: what uwarp's datagram queue pairs can do beyond the verbs. See uwarpdv(3) and uwarpdv_create_qp(3).
  *
  * The functions are in uwarp's libibverbs only. A program that also runs over other devices takes them with dlsym(3), and
  * goes on without them where there are none:
@@ -59,6 +59,36 @@ int uwarpdv_query_qp(struct ibv_qp *qp, struct uwarpdv_qp_attr *attr, uint32_t i
 int uwarpdv_modify_qp(struct ibv_qp *qp, const struct uwarpdv_qp_attr *attr, uint32_t inlen);
 /* The oldest error that was not taken. EAGAIN: there is none. Never blocks. */
 int uwarpdv_get_peer_error(struct ibv_qp *qp, struct uwarpdv_peer_error *error, uint32_t inlen);
+
+/* Reliable datagrams: uwarpdv_create_qp(3). */
+
+/* The type of a queue pair beside those of the verbs, whose own is IBV_QPT_DRIVER. */
+enum uwarpdv_qp_type {
+	UWARPDV_QPT_RD = 1,
+};
+
+enum uwarpdv_qp_create_flags {
+	/* Receives begin with 40 bytes for a global routing header, as those of IBV_QPT_UD do. */
+	UWARPDV_QP_GRH = 1 << 0,
+};
+
+enum uwarpdv_msg_order {
+	/* Each message from one queue pair to another is delivered after those that were posted before it. */
+	UWARPDV_ORDER_ALL = 1 << 0,
+};
+
+struct uwarpdv_qp_init_attr {
+	uint64_t comp_mask;		/* 0 */
+	uint32_t driver_qp_type;	/* enum uwarpdv_qp_type */
+	uint32_t flags;			/* enum uwarpdv_qp_create_flags */
+	uint64_t msg_order;		/* enum uwarpdv_msg_order; 0: in any order */
+};
+
+/* As ibv_create_qp_ex(3), with attr_ex->qp_type IBV_QPT_DRIVER. NULL and errno: EINVAL, EOPNOTSUPP, ENOMEM.
+ *
+ * inlen is sizeof(*attr). What follows known members must be 0, so that a later version can add some. */
+struct ibv_qp *uwarpdv_create_qp(struct ibv_context *context, struct ibv_qp_init_attr_ex *attr_ex,
+				 struct uwarpdv_qp_init_attr *attr, uint32_t inlen);
 
 #ifdef __cplusplus
 }

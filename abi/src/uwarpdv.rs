@@ -4,12 +4,15 @@ use std::mem::{offset_of, size_of};
 use std::ptr;
 use std::sync::Arc;
 
-use uwarp_abi_types::verbs::{ibv_gid, ibv_qp};
+use uwarp_abi_types::verbs::{IBV_QPT_DRIVER, ibv_context, ibv_gid, ibv_qp, ibv_qp_init_attr_ex};
 use uwarp_driver::{QueuePair, UdQp};
+use uwarp_rnic::qp::RdInit;
 
 use crate::convention::Code;
 use crate::entry;
 use crate::failure::{Failure, required};
+use crate::ibverbs::context::Context;
+use crate::ibverbs::create_qp::{Service, create_for};
 use crate::ibverbs::qp::CQp;
 use crate::ibverbs::query::gid_of;
 use crate::object::look;
@@ -56,8 +59,57 @@ unsafe fn datagram_qp<'a>(qp: *mut ibv_qp) -> Result<&'a Arc<UdQp>, Failure> {
     // SAFETY: the caller's promise.
     match unsafe { &look::<CQp>(qp)?.qp } {
         QueuePair::Ud(ud) => Ok(ud),
-        QueuePair::Rc(_) => Err(Failure::unsupported("it is for datagram queue pairs")),
+        QueuePair::Rc(_) | QueuePair::Rd(_) => {
+            Err(Failure::unsupported("it is for queue pairs of unreliable datagrams"))
+        }
     }
+}
+
+/// `enum uwarpdv_qp_type`
+const QPT_RD: u32 = 1;
+/// `enum uwarpdv_qp_create_flags`
+const QP_GRH: u32 = 1 << 0;
+/// `enum uwarpdv_msg_order`: each message that a program may send behind another is ordered behind it.
+const ORDER_ALL: u64 = 1 << 0;
+
+/// `struct uwarpdv_qp_init_attr`
+#[repr(C)]
+#[derive(Debug, Clone, Copy, Default)]
+#[allow(missing_docs)]
+pub struct uwarpdv_qp_init_attr {
+    pub comp_mask: u64,
+    pub driver_qp_type: u32,
+    pub flags: u32,
+    pub msg_order: u64,
+}
+
+/// Copies the attributes of a new queue pair. What the program's structure does not have is 0.
+///
+/// # Safety
+/// `attr` is NULL or points to `inlen` bytes.
+unsafe fn init_attributes(attr: *mut uwarpdv_qp_init_attr, inlen: u32) -> Result<RdInit, Failure> {
+    let attr = required(attr, "attr")?;
+    let (len, known) = (inlen as usize, size_of::<uwarpdv_qp_init_attr>());
+    if len < offset_of!(uwarpdv_qp_init_attr, flags) {
+        return Err(Failure::invalid("inlen has no room for driver_qp_type"));
+    }
+    let mut own = uwarpdv_qp_init_attr::default();
+    // SAFETY: the caller's promise; `own` has room for so many bytes, and any bytes are a value of it.
+    unsafe { ptr::copy_nonoverlapping(attr.cast::<u8>(), (&raw mut own).cast(), len.min(known)) };
+    // SAFETY: the caller's promise.
+    if !(known..len).all(|at| unsafe { attr.cast::<u8>().add(at).read() } == 0) {
+        return Err(Failure::unsupported("members beyond those of this version that are not 0"));
+    }
+    if own.comp_mask != 0 {
+        return Err(Failure::invalid("comp_mask names members that are unknown"));
+    }
+    if own.driver_qp_type != QPT_RD {
+        return Err(Failure::unsupported("driver_qp_type must be UWARPDV_QPT_RD"));
+    }
+    if own.flags & !QP_GRH != 0 || own.msg_order & !ORDER_ALL != 0 {
+        return Err(Failure::invalid("flags or msg_order have unknown bits"));
+    }
+    Ok(RdInit { ordered: own.msg_order & ORDER_ALL != 0, grh: own.flags & QP_GRH != 0 })
 }
 
 /// Copies as much of a structure as the program has. A later version's is longer, and an earlier one's may
@@ -82,6 +134,21 @@ unsafe fn attributes(attr: *mut uwarpdv_qp_attr, inlen: u32) -> Result<uwarpdv_q
 }
 
 entry! {
+    /// uwarpdv_create_qp(3).
+    fn uwarpdv_create_qp(
+        context: *mut ibv_context,
+        attr_ex: *mut ibv_qp_init_attr_ex,
+        attr: *mut uwarpdv_qp_init_attr,
+        inlen: u32,
+    ) -> *mut ibv_qp {
+        look::<Context>(context)?;
+        let ex = &mut *required(attr_ex, "attr_ex")?;
+        if ex.qp_type != IBV_QPT_DRIVER {
+            return Err(Failure::invalid("qp_type must be IBV_QPT_DRIVER"));
+        }
+        create_for(Service::Rd(init_attributes(attr, inlen)?), ex)
+    }
+
     /// uwarpdv(3).
     fn uwarpdv_query_qp(qp: *mut ibv_qp, attr: *mut uwarpdv_qp_attr, inlen: u32) -> Code {
         let ud = datagram_qp(qp)?;

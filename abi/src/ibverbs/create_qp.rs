@@ -3,9 +3,9 @@
 use std::sync::Arc;
 
 use uwarp_abi_types::verbs::*;
-use uwarp_driver::{Qp, QueuePair, UdQp};
+use uwarp_driver::{Qp, QueuePair, RdQp, UdQp};
 use uwarp_process::Mutex;
-use uwarp_rnic::qp::{QpCaps, QpInit};
+use uwarp_rnic::qp::{QpCaps, QpInit, RdInit};
 use uwarp_rsocket::OwnWork;
 
 use super::batch::Batch;
@@ -73,11 +73,37 @@ fn caps_of(cap: &ibv_qp_cap) -> QpCaps {
     }
 }
 
-/// Whether a queue pair of this type is one for datagrams.
-fn is_ud(qp_type: ibv_qp_type) -> Result<bool, Failure> {
+/// What a queue pair is to be.
+#[derive(Debug, Clone, Copy)]
+pub enum Service {
+    /// Reliable connection.
+    Rc,
+    /// Unreliable datagrams.
+    Ud,
+    /// Reliable datagrams, which no type of the verbs names.
+    Rd(RdInit),
+}
+
+impl Service {
+    /// Whether a destination goes with each send.
+    pub fn is_datagram(self) -> bool {
+        !matches!(self, Self::Rc)
+    }
+
+    /// Operations that `send_ops_flags` may contain.
+    fn operations(self) -> u64 {
+        match self {
+            Self::Rc => wr_api::SUPPORTED,
+            Self::Ud | Self::Rd(_) => wr_api::SUPPORTED_UD,
+        }
+    }
+}
+
+/// The service of a queue pair of this type.
+fn service_of(qp_type: ibv_qp_type) -> Result<Service, Failure> {
     match qp_type {
-        IBV_QPT_RC => Ok(false),
-        IBV_QPT_UD => Ok(true),
+        IBV_QPT_RC => Ok(Service::Rc),
+        IBV_QPT_UD => Ok(Service::Ud),
         IBV_QPT_UC | IBV_QPT_RAW_PACKET | IBV_QPT_XRC_SEND | IBV_QPT_XRC_RECV | IBV_QPT_DRIVER => {
             Err(Failure::unsupported("queue pairs other than RC and UD"))
         }
@@ -90,12 +116,21 @@ fn is_ud(qp_type: ibv_qp_type) -> Result<bool, Failure> {
 /// # Safety
 /// The pointers are live objects or NULL.
 pub unsafe fn create(attr: &mut ibv_qp_init_attr_ex) -> Result<*mut ibv_qp, Failure> {
+    let service = service_of(attr.qp_type)?;
+    // SAFETY: the caller's promise.
+    unsafe { create_for(service, attr) }
+}
+
+/// The same for this service, whatever type the program names.
+///
+/// # Safety
+/// As [`create`].
+pub unsafe fn create_for(service: Service, attr: &mut ibv_qp_init_attr_ex) -> Result<*mut ibv_qp, Failure> {
     let send_ops = check_members(attr)?;
     // SAFETY: the caller's promise, here and below.
     let pd = unsafe { look::<CPd>(attr.pd) }?;
     // SAFETY: a live domain's context is alive.
     let context = unsafe { look::<Context>((*attr.pd).context) }?;
-    let is_ud = is_ud(attr.qp_type)?;
     let srq = if attr.srq.is_null() {
         None
     } else {
@@ -113,8 +148,7 @@ pub unsafe fn create(attr: &mut ibv_qp_init_attr_ex) -> Result<*mut ibv_qp, Fail
         same_device((*attr.pd).context, (*attr.send_cq).context)?;
         same_device((*attr.pd).context, (*attr.recv_cq).context)?;
     }
-    let operations = if is_ud { wr_api::SUPPORTED_UD } else { wr_api::SUPPORTED };
-    if send_ops.is_some_and(|ops| ops & !operations != 0) {
+    if send_ops.is_some_and(|ops| ops & !service.operations() != 0) {
         return Err(Failure::unsupported("one of the operations in send_ops_flags"));
     }
     let place = context.device.made.qps.take(context.nic.limits().max_qp)?;
@@ -130,12 +164,14 @@ pub unsafe fn create(attr: &mut ibv_qp_init_attr_ex) -> Result<*mut ibv_qp, Fail
             cookie: cookie(address),
             async_sink: async_events.clone(),
         };
-        let qp = if is_ud {
-            QueuePair::Ud(UdQp::create(&context.nic, init)?)
-        } else {
-            let rc = Qp::create(&context.nic, init)?;
-            rc.modify(&first_state())?;
-            QueuePair::Rc(rc)
+        let qp = match service {
+            Service::Rc => {
+                let rc = Qp::create(&context.nic, init)?;
+                rc.modify(&first_state())?;
+                QueuePair::Rc(rc)
+            }
+            Service::Ud => QueuePair::Ud(UdQp::create(&context.nic, init)?),
+            Service::Rd(how) => QueuePair::Rd(RdQp::create(&context.nic, init, how)?),
         };
         attr.cap = cap_of(&qp.query().caps);
         // SAFETY: alive.
@@ -154,7 +190,7 @@ pub unsafe fn create(attr: &mut ibv_qp_init_attr_ex) -> Result<*mut ibv_qp, Fail
         c.qp_base.state = IBV_QPS_RESET;
         c.qp_base.qp_type = attr.qp_type;
         let batch = send_ops.map(|ops| {
-            wr_api::fill(&mut c, ops, is_ud);
+            wr_api::fill(&mut c, ops, service.is_datagram());
             Batch::default()
         });
         Ok(CQp {

@@ -88,6 +88,15 @@ fn ud_transition(from: QpState, to: QpState) -> Option<(u32, u32)> {
     })
 }
 
+/// The same of an RD queue pair: it has no PSN, and retries.
+fn rd_transition(from: QpState, to: QpState) -> Option<(u32, u32)> {
+    let retries = IBV_QP_MIN_RNR_TIMER | IBV_QP_RNR_RETRY;
+    let (required, optional) = ud_transition(from, to)?;
+    let ends = matches!(to, QpState::Reset | QpState::Err);
+    let optional = if ends { optional } else { optional | retries | IBV_QP_ACCESS_FLAGS };
+    Some((required & !IBV_QP_SQ_PSN, optional | required & IBV_QP_SQ_PSN))
+}
+
 /// An iWARP queue pair gets from its connection what an InfiniBand one gets as attributes. The rights that
 /// rdma_init_qp_attr(3) sets for it are enough. Other attributes that a program sets are stored.
 fn iwarp_suffices(from: QpState, to: QpState, given: u32) -> bool {
@@ -156,11 +165,26 @@ fn checked(
 
 /// The same of a UD queue pair, whose rules are InfiniBand's in every view.
 pub fn convert_ud(attr: &ibv_qp_attr, mask: u32, current: QpState) -> Result<QpModify, Failure> {
+    convert_datagrams(attr, mask, current, ud_transition)
+}
+
+/// The same of an RD queue pair.
+pub fn convert_rd(attr: &ibv_qp_attr, mask: u32, current: QpState) -> Result<QpModify, Failure> {
+    convert_datagrams(attr, mask, current, rd_transition)
+}
+
+/// By these required and optional attributes.
+fn convert_datagrams(
+    attr: &ibv_qp_attr,
+    mask: u32,
+    current: QpState,
+    transition: fn(QpState, QpState) -> Option<(u32, u32)>,
+) -> Result<QpModify, Failure> {
     let has = |bit: u32| mask & bit != 0;
     let from = if has(IBV_QP_CUR_STATE) { state(attr.cur_qp_state)? } else { current };
     let to = if has(IBV_QP_STATE) { state(attr.qp_state)? } else { from };
     let (required, optional) =
-        ud_transition(from, to).ok_or_else(|| Failure::invalid("no such state transition"))?;
+        transition(from, to).ok_or_else(|| Failure::invalid("no such state transition"))?;
     let given = mask & !IBV_QP_STATE;
     if given & required != required {
         return Err(Failure::invalid("the transition needs more attributes"));

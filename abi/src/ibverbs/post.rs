@@ -159,6 +159,7 @@ impl Receives for QueuePair {
         match self {
             Self::Rc(qp) => qp.post_recv(wrs),
             Self::Ud(qp) => qp.post_recv(wrs),
+            Self::Rd(qp) => qp.post_recv(wrs),
         }
     }
 }
@@ -244,6 +245,7 @@ slot! {
             }
             QueuePair::Rc(qp) => qp.post_send(list.walk(|wr| send_wr(wr), |wr| wr.next)),
             QueuePair::Ud(qp) => qp.post_send(list.walk(|wr| ud_send_wr(wr), |wr| wr.next)),
+            QueuePair::Rd(qp) => qp.post_send(list.walk(|wr| ud_send_wr(wr), |wr| wr.next)),
         };
         let (bad, why) = match (posted, list.refused) {
             (Ok(()), None) => return Ok(()),

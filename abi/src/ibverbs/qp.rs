@@ -128,6 +128,14 @@ entry! {
                 }
                 return Ok(());
             }
+            QueuePair::Rd(rd) => {
+                let change = modify::convert_rd(attr, mask, actual)?;
+                rd.modify(&change)?;
+                if mask & IBV_QP_STATE != 0 {
+                    (*qp).state = attr.qp_state;
+                }
+                return Ok(());
+            }
         };
         let to = if mask & IBV_QP_STATE == 0 { None } else { Some(modify::state(attr.qp_state)?) };
         let from = bringup::start_state(actual, now.requested, to);
@@ -179,7 +187,7 @@ entry! {
         let kept = *pair.stored.lock();
         let state = match &pair.qp {
             QueuePair::Rc(_) => bringup::shown_state(now.state, now.requested) as ibv_qp_state,
-            QueuePair::Ud(_) => now.state as ibv_qp_state,
+            QueuePair::Ud(_) | QueuePair::Rd(_) => now.state as ibv_qp_state,
         };
         let mut out: ibv_qp_attr = zeroed();
         out.qp_state = state;
@@ -217,7 +225,7 @@ entry! {
         out.sq_sig_all = now.sq_sig_all.into();
         *init = out;
         // A program that moves the queue pair itself has not requested RTS yet.
-        if state != IBV_QPS_RTS || matches!(pair.qp, QueuePair::Ud(_)) {
+        if state != IBV_QPS_RTS || matches!(pair.qp, QueuePair::Ud(_) | QueuePair::Rd(_)) {
             (*qp).state = state;
         }
         Ok(())
@@ -288,7 +296,7 @@ impl CQp {
     pub fn ud(&self) -> Result<&Arc<UdQp>, Failure> {
         match &self.qp {
             QueuePair::Ud(ud) => Ok(ud),
-            QueuePair::Rc(_) => {
+            QueuePair::Rc(_) | QueuePair::Rd(_) => {
                 Err(Failure::invalid("only a datagram queue pair can be a member of a group"))
             }
         }
@@ -298,7 +306,9 @@ impl CQp {
     pub fn rc(&self) -> Result<&Arc<Qp>, Failure> {
         match &self.qp {
             QueuePair::Rc(rc) => Ok(rc),
-            QueuePair::Ud(_) => Err(Failure::invalid("a datagram queue pair has no connection")),
+            QueuePair::Ud(_) | QueuePair::Rd(_) => {
+                Err(Failure::invalid("a datagram queue pair has no connection"))
+            }
         }
     }
 

@@ -36,7 +36,7 @@ pub const SUPPORTED: u64 = (IBV_QP_EX_WITH_RDMA_WRITE
 pub const SUPPORTED_UD: u64 = (IBV_QP_EX_WITH_SEND | IBV_QP_EX_WITH_SEND_WITH_IMM) as u64;
 
 /// Fills the function pointers for the requested operations; the others stay NULL.
-pub fn fill(qp: &mut ibv_qp_ex, ops: u64, is_ud: bool) {
+pub fn fill(qp: &mut ibv_qp_ex, ops: u64, is_datagram: bool) {
     let wants = |op: u32| ops & u64::from(op) != 0;
     qp.wr_start = Some(wr_start);
     qp.wr_complete = Some(wr_complete);
@@ -45,7 +45,7 @@ pub fn fill(qp: &mut ibv_qp_ex, ops: u64, is_ud: bool) {
     qp.wr_set_sge_list = Some(wr_set_sge_list);
     qp.wr_set_inline_data = Some(wr_set_inline_data);
     qp.wr_set_inline_data_list = Some(wr_set_inline_data_list);
-    if is_ud {
+    if is_datagram {
         qp.wr_set_ud_addr = Some(wr_set_ud_addr);
     }
     if wants(IBV_QP_EX_WITH_RDMA_WRITE) {
@@ -230,6 +230,7 @@ fn post(pair: &CQp, building: &mut Building) -> Result<(), Failure> {
     match &pair.qp {
         QueuePair::Rc(qp) => qp.post_send_together(building.finish()?)?,
         QueuePair::Ud(qp) => qp.post_send_together(building.finish_datagrams()?)?,
+        QueuePair::Rd(qp) => qp.post_send_together(building.finish_datagrams()?)?,
     }
     Ok(())
 }
