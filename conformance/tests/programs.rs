@@ -50,6 +50,8 @@ mod packages;
 mod page;
 #[path = "programs/per_interface.rs"]
 mod per_interface;
+#[path = "programs/reliable.rs"]
+mod reliable;
 #[path = "programs/rsockets.rs"]
 mod rsockets;
 #[path = "programs/sandboxes.rs"]

@@ -480,24 +480,7 @@ impl World {
 
     /// In namespaces of its own, whose firewalls go with them.
     fn lossy_datagrams(&self) -> Outcome {
-        let veth = Veth::new(1500)?;
-        let nft = |ns, args: &str| Cmd::line("nft").args(args).in_ns(Some(ns)).run_ok();
-        for ns in [&veth.server, &veth.client] {
-            nft(ns, "add table inet lossy")?;
-            nft(ns, "add chain inet lossy in { type filter hook input priority 0 ; }")?;
-            nft(ns, "add rule inet lossy in meta l4proto udp numgen random mod 100 < 2 counter drop")?;
-        }
-        let place =
-            Place { server: Some(&veth.server), client: Some(&veth.client), ..self.net.place(Veth1500V4)? };
-        self.exchange(OPEN_MPI, 4, "ud", place)?;
-        for ns in [&veth.server, &veth.client] {
-            let out = nft(ns, "list chain inet lossy in")?;
-            let packets =
-                out.stdout.split_once("counter packets ").and_then(|(_, rest)| rest.split(' ').next());
-            let dropped = packets.and_then(|packets| packets.parse::<u64>().ok());
-            require!(dropped.is_some_and(|dropped| dropped > 0), "nothing was dropped\n{}", out.text());
-        }
-        Ok(())
+        self.with_loss(|place| self.exchange(OPEN_MPI, 4, "ud", place))
     }
 
     /// A rank is killed in the middle of its messages.

@@ -17,6 +17,7 @@ use super::mpi;
 use super::mpi_applications;
 use super::mpis;
 use super::per_interface;
+use super::reliable;
 use super::rsockets;
 use super::sandboxes;
 use super::sockets;
@@ -135,6 +136,7 @@ pub fn cases() -> Vec<Case> {
         mpis::mvapich2_cases(),
         mpi_applications::cases(),
         datagrams::cases(),
+        reliable::cases(),
         rsockets::cases(),
         sockets::cases(),
         verbs::cases(),

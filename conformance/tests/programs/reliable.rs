@@ -1,0 +1,74 @@
+//! The example for reliable datagrams, whose ends find each other over a TCP connection of their own; and
+//! namespaces that lose packets.
+
+use uwarp_conformance::netns::Veth;
+use uwarp_conformance::process::Cmd;
+use uwarp_conformance::topology::Place;
+use uwarp_conformance::topology::Topology::{self, *};
+use uwarp_conformance::{Outcome, cc, check, pair, require};
+
+use super::Run::Custom;
+use super::{Case, PERFTEST_LIMIT, Scratch, World};
+
+/// In namespaces: it has one port.
+const VETH: &[Topology] = &[Veth1500V4];
+const WAYS: &[Topology] = &[Veth1500V4, Veth9000V4, Veth1500V6];
+
+const ECHOES: &str = "every message comes back as it was sent";
+
+/// All rows.
+pub fn cases() -> Vec<Case> {
+    let row =
+        |manner, at, run| Case { program: "rd_pingpong.c", manner, checked: ECHOES, at, run: Custom(run) };
+    vec![
+        row("messages of 0, 64 and 4,096 bytes", WAYS, |w, p| {
+            [("0", "1000"), ("64", "1000"), ("4096", "1000")].iter().try_for_each(|way| w.echoes(*way, p))
+        }),
+        row("messages of 5,000,000 bytes", VETH, |w, p| w.echoes(("5000000", "10"), p)),
+        row("2 % of the packets are lost", VETH, |w, _| {
+            w.with_loss(|place| {
+                [("64", "1000"), ("300000", "50")].iter().try_for_each(|way| w.echoes(*way, place))
+            })
+        }),
+    ]
+}
+
+impl World {
+    /// Bytes of a message, and rounds.
+    fn echoes(&self, (bytes, rounds): (&str, &str), place: Place<'_>) -> Outcome {
+        const PORT: u16 = 7472;
+        let (dist, dir) = (self.dist()?, Scratch::new("reliable")?);
+        let program = dir.path().join("rd_pingpong");
+        cc::build_example("rd_pingpong", &program, dist, "-libverbs -ldl")?;
+        let end = |role: &str, ns| {
+            let line = format!("{} {role} {} {bytes} {rounds}", program.display(), place.address);
+            Ok(self.over_uwarp(&line, ns)?.limit(PERFTEST_LIMIT))
+        };
+        let ends = pair::run(&end("server", place.server)?, &end("client", place.client)?, PORT)?;
+        let said = format!("{rounds} rounds of {bytes} bytes");
+        check::has(&ends.client, &said).or_else(|why| ends.failure(why))
+    }
+
+    /// In namespaces of its own, whose firewalls go with them and drop 2 % of what comes over UDP. They see
+    /// what the system has joined as one packet.
+    pub fn with_loss(&self, run: impl Fn(Place<'_>) -> Outcome) -> Outcome {
+        let veth = Veth::new(1500)?;
+        let nft = |ns, args: &str| Cmd::line("nft").args(args).in_ns(Some(ns)).run_ok();
+        for ns in [&veth.server, &veth.client] {
+            nft(ns, "add table inet lossy")?;
+            nft(ns, "add chain inet lossy in { type filter hook input priority 0 ; }")?;
+            nft(ns, "add rule inet lossy in meta l4proto udp numgen random mod 100 < 2 counter drop")?;
+        }
+        let place =
+            Place { server: Some(&veth.server), client: Some(&veth.client), ..self.net.place(Veth1500V4)? };
+        run(place)?;
+        for ns in [&veth.server, &veth.client] {
+            let out = nft(ns, "list chain inet lossy in")?;
+            let packets =
+                out.stdout.split_once("counter packets ").and_then(|(_, rest)| rest.split(' ').next());
+            let dropped = packets.and_then(|packets| packets.parse::<u64>().ok());
+            require!(dropped.is_some_and(|dropped| dropped > 0), "nothing was dropped\n{}", out.text());
+        }
+        Ok(())
+    }
+}
