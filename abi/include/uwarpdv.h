@@ -82,6 +82,7 @@ struct uwarpdv_qp_init_attr {
 	uint32_t driver_qp_type;	/* enum uwarpdv_qp_type */
 	uint32_t flags;			/* enum uwarpdv_qp_create_flags */
 	uint64_t msg_order;		/* enum uwarpdv_msg_order; 0: in any order */
+	uint64_t job_key;		/* what peers need to name memory here; 0: none may */
 };
 
 /* As ibv_create_qp_ex(3), with attr_ex->qp_type IBV_QPT_DRIVER. NULL and errno: EINVAL, EOPNOTSUPP, ENOMEM.
@@ -89,6 +90,16 @@ struct uwarpdv_qp_init_attr {
  * inlen is sizeof(*attr). What follows known members must be 0, so that a later version can add some. */
 struct ibv_qp *uwarpdv_create_qp(struct ibv_context *context, struct ibv_qp_init_attr_ex *attr_ex,
 				 struct uwarpdv_qp_init_attr *attr, uint32_t inlen);
+
+/* The job key of the work request that is being built (ibv_wr_post(3)), if not the queue pair's own. */
+void uwarpdv_wr_set_job_key(struct ibv_qp_ex *qp, uint64_t job_key);
+
+/* As remote_qpn: any queue pair. */
+enum { UWARPDV_ANY_QPN = 0 };
+
+/* Peers that may name memory here: those whose GID begins with prefix_bits bits of prefix. Without any call, all that
+ * have the job key may; after one, only those that a call names, at most 64. Returns 0, or EINVAL, EOPNOTSUPP. */
+int uwarpdv_allow_source(struct ibv_qp *qp, const union ibv_gid *prefix, uint32_t prefix_bits, uint32_t remote_qpn);
 
 #ifdef __cplusplus
 }

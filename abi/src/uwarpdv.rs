@@ -1,12 +1,13 @@
 //! `<uwarpdv.h>`: what datagram queue pairs can do beyond the verbs (docs/adr/035).
 
 use std::mem::{offset_of, size_of};
+use std::net::Ipv6Addr;
 use std::ptr;
 use std::sync::Arc;
 
-use uwarp_abi_types::verbs::{IBV_QPT_DRIVER, ibv_context, ibv_gid, ibv_qp, ibv_qp_init_attr_ex};
-use uwarp_driver::{QueuePair, UdQp};
-use uwarp_rnic::qp::RdInit;
+use uwarp_abi_types::verbs::{IBV_QPT_DRIVER, ibv_context, ibv_gid, ibv_qp, ibv_qp_ex, ibv_qp_init_attr_ex};
+use uwarp_driver::{QueuePair, RdQp, UdQp};
+use uwarp_rnic::qp::{RdInit, Source};
 
 use crate::convention::Code;
 use crate::entry;
@@ -15,6 +16,7 @@ use crate::ibverbs::context::Context;
 use crate::ibverbs::create_qp::{Service, create_for};
 use crate::ibverbs::qp::CQp;
 use crate::ibverbs::query::gid_of;
+use crate::ibverbs::wr_api;
 use crate::object::look;
 
 /// `UWARPDV_QP_MAX_MESSAGE`
@@ -65,12 +67,27 @@ unsafe fn datagram_qp<'a>(qp: *mut ibv_qp) -> Result<&'a Arc<UdQp>, Failure> {
     }
 }
 
+/// # Safety
+/// `qp` is alive or NULL.
+unsafe fn reliable_qp<'a>(qp: *mut ibv_qp) -> Result<&'a Arc<RdQp>, Failure> {
+    // SAFETY: the caller's promise.
+    match unsafe { &look::<CQp>(qp)?.qp } {
+        QueuePair::Rd(rd) => Ok(rd),
+        QueuePair::Rc(_) | QueuePair::Ud(_) => {
+            Err(Failure::unsupported("it is for queue pairs of reliable datagrams"))
+        }
+    }
+}
+
 /// `enum uwarpdv_qp_type`
 const QPT_RD: u32 = 1;
 /// `enum uwarpdv_qp_create_flags`
 const QP_GRH: u32 = 1 << 0;
 /// `enum uwarpdv_msg_order`: each message that a program may send behind another is ordered behind it.
 const ORDER_ALL: u64 = 1 << 0;
+
+/// `UWARPDV_ANY_QPN`
+const ANY_QPN: u32 = 0;
 
 /// `struct uwarpdv_qp_init_attr`
 #[repr(C)]
@@ -81,6 +98,7 @@ pub struct uwarpdv_qp_init_attr {
     pub driver_qp_type: u32,
     pub flags: u32,
     pub msg_order: u64,
+    pub job_key: u64,
 }
 
 /// Copies the attributes of a new queue pair. What the program's structure does not have is 0.
@@ -109,7 +127,8 @@ unsafe fn init_attributes(attr: *mut uwarpdv_qp_init_attr, inlen: u32) -> Result
     if own.flags & !QP_GRH != 0 || own.msg_order & !ORDER_ALL != 0 {
         return Err(Failure::invalid("flags or msg_order have unknown bits"));
     }
-    Ok(RdInit { ordered: own.msg_order & ORDER_ALL != 0, grh: own.flags & QP_GRH != 0 })
+    let (ordered, grh) = (own.msg_order & ORDER_ALL != 0, own.flags & QP_GRH != 0);
+    Ok(RdInit { ordered, grh, job_key: own.job_key })
 }
 
 /// Copies as much of a structure as the program has. A later version's is longer, and an earlier one's may
@@ -147,6 +166,25 @@ entry! {
             return Err(Failure::invalid("qp_type must be IBV_QPT_DRIVER"));
         }
         create_for(Service::Rd(init_attributes(attr, inlen)?), ex)
+    }
+
+    /// uwarpdv_create_qp(3). A mistake shows in `ibv_wr_complete`.
+    fn uwarpdv_wr_set_job_key(qp: *mut ibv_qp_ex, job_key: u64) -> () {
+        wr_api::set_job_key(qp, job_key)
+    }
+
+    /// uwarpdv_create_qp(3).
+    fn uwarpdv_allow_source(
+        qp: *mut ibv_qp,
+        prefix: *const ibv_gid,
+        prefix_bits: u32,
+        remote_qpn: u32,
+    ) -> Code {
+        let rd = reliable_qp(qp)?;
+        let prefix = Ipv6Addr::from((*required(prefix.cast_mut(), "prefix")?).raw);
+        let bits = u8::try_from(prefix_bits).map_err(|_| Failure::invalid("prefix_bits is above 128"))?;
+        let qpn = (remote_qpn != ANY_QPN).then_some(remote_qpn);
+        Ok(rd.allow_source(Source { prefix: prefix.into(), bits, qpn })?)
     }
 
     /// uwarpdv(3).

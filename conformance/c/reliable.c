@@ -542,7 +542,7 @@ static void creating(void)
 	init.qp_type = IBV_QPT_UD;
 	check_failed(!try(init, good, sizeof good), EINVAL, "a type of the verbs");
 	init.qp_type = IBV_QPT_DRIVER;
-	init.send_ops_flags = IBV_QP_EX_WITH_RDMA_WRITE;
+	init.send_ops_flags = IBV_QP_EX_WITH_LOCAL_INV;
 	check_failed(!try(init, good, sizeof good), EOPNOTSUPP, "an operation that it does not have");
 	check_failed(!ibv_create_qp_ex(ctx, &init), EOPNOTSUPP, "the type DRIVER without saying which");
 	MUST(ibv_destroy_cq(cq) == 0);

@@ -33,6 +33,8 @@ struct how {
 	struct ibv_srq *srq;
 	int rnr_retry;		/* 7; -1: none */
 	int channel;		/* of the receives' queue */
+	uint64_t job_key;
+	int access;		/* of its memory, beside IBV_ACCESS_LOCAL_WRITE */
 };
 
 static inline void open_device(void)
@@ -70,14 +72,17 @@ static inline struct ibv_qp_init_attr_ex init_of(struct ibv_cq *scq, struct ibv_
 	return (struct ibv_qp_init_attr_ex){
 		.cap = { .max_send_wr = DEPTH, .max_recv_wr = DEPTH, .max_send_sge = 4, .max_recv_sge = 4, .max_inline_data = 64 },
 		.qp_type = IBV_QPT_DRIVER, .send_cq = scq, .recv_cq = rcq, .pd = pd,
-		.send_ops_flags = IBV_QP_EX_WITH_SEND | IBV_QP_EX_WITH_SEND_WITH_IMM,
+		.send_ops_flags = IBV_QP_EX_WITH_SEND | IBV_QP_EX_WITH_SEND_WITH_IMM | IBV_QP_EX_WITH_RDMA_WRITE |
+				  IBV_QP_EX_WITH_RDMA_WRITE_WITH_IMM | IBV_QP_EX_WITH_RDMA_READ |
+				  IBV_QP_EX_WITH_ATOMIC_FETCH_AND_ADD | IBV_QP_EX_WITH_ATOMIC_CMP_AND_SWP,
 		.comp_mask = IBV_QP_INIT_ATTR_PD | IBV_QP_INIT_ATTR_SEND_OPS_FLAGS,
 	};
 }
 
 static inline void end_open(struct end *e, struct how how)
 {
-	struct uwarpdv_qp_init_attr attr = { .driver_qp_type = UWARPDV_QPT_RD, .flags = how.flags, .msg_order = how.order };
+	struct uwarpdv_qp_init_attr attr = { .driver_qp_type = UWARPDV_QPT_RD, .flags = how.flags, .msg_order = how.order,
+					     .job_key = how.job_key };
 	struct ibv_comp_channel *channel = how.channel ? ibv_create_comp_channel(ctx) : NULL;
 	struct ibv_qp_init_attr_ex init;
 
@@ -85,7 +90,7 @@ static inline void end_open(struct end *e, struct how how)
 	MUST(e->scq = ibv_create_cq(ctx, 2 * DEPTH, NULL, NULL, 0));
 	MUST(e->rcq = ibv_create_cq(ctx, 2 * DEPTH, e, channel, 0));
 	MUST(e->memory = calloc(2, ROOM));
-	MUST(e->mr = ibv_reg_mr(pd, e->memory, 2 * ROOM, IBV_ACCESS_LOCAL_WRITE));
+	MUST(e->mr = ibv_reg_mr(pd, e->memory, 2 * ROOM, IBV_ACCESS_LOCAL_WRITE | how.access));
 	MUST(e->ah = handle_of(own_gid));
 	init = init_of(e->scq, e->rcq);
 	init.srq = how.srq;

@@ -4,7 +4,8 @@
 //! queue pairs that the program moves up itself (`by_number`), what the man pages say of events, threads and
 //! processes (`cm_rules`), threads that leave a call (`leaving`) or are cancelled (`cancels`), children of a
 //! fork (`forks`), receivers that leave with their last message (`ways_out`), the edges of the interface
-//! (`corners`), datagram queue pairs (`datagrams`, `datagram_life`, `uwarpdv`), reliable ones (`reliable`),
+//! (`corners`), datagram queue pairs (`datagrams`, `datagram_life`, `uwarpdv`), reliable ones (`reliable`,
+//! `reliable_memory`),
 //! sockets over queue pairs
 //! (`rsockets`), sockets in `IWARP_MODE` (`sockets`),
 //! both in threads and processes (`socket_threads`), events whose cause is outside (`events`), a device for
@@ -35,7 +36,7 @@ use uwarp_conformance::{Context, Failure, Outcome, cc, pair, require};
 
 /// Programs whose groups of statements are cases of their own: those of the table in their source, which is
 /// where a group is registered.
-const PROGRAMS: [&str; 30] = [
+const PROGRAMS: [&str; 31] = [
     "errno_table",
     "completions",
     "errno_cm",
@@ -53,6 +54,7 @@ const PROGRAMS: [&str; 30] = [
     "datagram_life",
     "uwarpdv",
     "reliable",
+    "reliable_memory",
     "events",
     "old",
     "stand_in",

@@ -39,6 +39,8 @@ struct Request {
     data: Data,
     /// Of a datagram: where it goes.
     to: Option<Destination>,
+    /// Of a reliable one: the job key, if not the queue pair's own.
+    job_key: Option<u64>,
 }
 
 /// The receiver of a datagram.
@@ -91,7 +93,7 @@ impl Building {
     pub fn begin(&mut self, wr_id: u64, op: SendOp, flags: SendFlags) {
         // The setter decides whether data is inline.
         let flags = flags - SendFlags::INLINE;
-        self.requests.push(Request { wr_id, op, flags, data: Data::Sges(0..0), to: None });
+        self.requests.push(Request { wr_id, op, flags, data: Data::Sges(0..0), to: None, job_key: None });
     }
 
     fn set(&mut self, data: Data) {
@@ -106,6 +108,14 @@ impl Building {
         match self.requests.last_mut() {
             Some(request) => request.to = Some(Destination { ah: Arc::clone(ah), qpn, qkey }),
             None => self.fail(Failure::invalid("a destination without a work request")),
+        }
+    }
+
+    /// Sets the job key of the last work request.
+    pub fn set_job_key(&mut self, job_key: u64) {
+        match self.requests.last_mut() {
+            Some(request) => request.job_key = Some(job_key),
+            None => self.fail(Failure::invalid("a job key without a work request")),
         }
     }
 
@@ -159,7 +169,13 @@ impl Building {
         Ok(self.requests.iter().filter_map(|request| {
             let to = request.to.as_ref()?;
             let wr = request.posted(&self.sges);
-            Some(UdSendWr { wr, ah: &to.ah, remote_qpn: to.qpn, remote_qkey: to.qkey })
+            Some(UdSendWr {
+                wr,
+                ah: &to.ah,
+                remote_qpn: to.qpn,
+                remote_qkey: to.qkey,
+                job_key: request.job_key,
+            })
         }))
     }
 

@@ -94,7 +94,8 @@ impl Service {
     fn operations(self) -> u64 {
         match self {
             Self::Rc => wr_api::SUPPORTED,
-            Self::Ud | Self::Rd(_) => wr_api::SUPPORTED_UD,
+            Self::Ud => wr_api::SUPPORTED_UD,
+            Self::Rd(_) => wr_api::SUPPORTED_RD,
         }
     }
 }

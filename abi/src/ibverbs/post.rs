@@ -101,6 +101,7 @@ unsafe fn ud_send_wr<'a>(wr: &ibv_send_wr) -> Result<UdSendWr<'a>, Failure> {
             ah: &look::<CAh>(ud.ah)?.ah,
             remote_qpn: ud.remote_qpn,
             remote_qkey: ud.remote_qkey,
+            job_key: None,
         })
     }
 }

@@ -35,6 +35,14 @@ pub const SUPPORTED: u64 = (IBV_QP_EX_WITH_RDMA_WRITE
 /// As [`SUPPORTED`], for a datagram queue pair.
 pub const SUPPORTED_UD: u64 = (IBV_QP_EX_WITH_SEND | IBV_QP_EX_WITH_SEND_WITH_IMM) as u64;
 
+/// As [`SUPPORTED`], for a queue pair of reliable datagrams.
+pub const SUPPORTED_RD: u64 = SUPPORTED_UD
+    | (IBV_QP_EX_WITH_RDMA_WRITE
+        | IBV_QP_EX_WITH_RDMA_WRITE_WITH_IMM
+        | IBV_QP_EX_WITH_RDMA_READ
+        | IBV_QP_EX_WITH_ATOMIC_CMP_AND_SWP
+        | IBV_QP_EX_WITH_ATOMIC_FETCH_AND_ADD) as u64;
+
 /// Fills the function pointers for the requested operations; the others stay NULL.
 pub fn fill(qp: &mut ibv_qp_ex, ops: u64, is_datagram: bool) {
     let wants = |op: u32| ops & u64::from(op) != 0;
@@ -78,6 +86,16 @@ pub fn fill(qp: &mut ibv_qp_ex, ops: u64, is_datagram: bool) {
     if wants(IBV_QP_EX_WITH_SEND_WITH_INV) {
         qp.wr_send_inv = Some(wr_send_inv);
     }
+}
+
+/// Sets the job key of the work request that a thread builds.
+///
+/// # Safety
+/// `qp` is alive and was made for this interface; the caller holds the batch's lock.
+pub unsafe fn set_job_key(qp: *mut ibv_qp_ex, job_key: u64) -> Result<(), Failure> {
+    // SAFETY: the caller's promise.
+    unsafe { batch(qp)?.building().set_job_key(job_key) };
+    Ok(())
 }
 
 /// The batch that a thread builds between `ibv_wr_start` and its end; it holds the batch's lock meanwhile.

@@ -1,4 +1,4 @@
-//! The example for reliable datagrams, whose ends find each other over a TCP connection of their own; and
+//! The examples for reliable datagrams, whose ends find each other over a TCP connection of their own; and
 //! namespaces that lose packets.
 
 use uwarp_conformance::netns::Veth;
@@ -10,11 +10,12 @@ use uwarp_conformance::{Outcome, cc, check, pair, require};
 use super::Run::Custom;
 use super::{Case, PERFTEST_LIMIT, Scratch, World};
 
-/// In namespaces: it has one port.
+/// In namespaces: they have one port.
 const VETH: &[Topology] = &[Veth1500V4];
 const WAYS: &[Topology] = &[Veth1500V4, Veth9000V4, Veth1500V6];
 
 const ECHOES: &str = "every message comes back as it was sent";
+const MEMORY: &str = "what is read is what was written, and the target has counted each round";
 
 /// All rows.
 pub fn cases() -> Vec<Case> {
@@ -30,21 +31,41 @@ pub fn cases() -> Vec<Case> {
                 [("64", "1000"), ("300000", "50")].iter().try_for_each(|way| w.echoes(*way, place))
             })
         }),
+        memory("Writes, Reads and atomic operations of 0, 64 and 100,000 bytes", WAYS, |w, p| {
+            let ways = [("0", "500"), ("64", "1000"), ("100000", "50")];
+            ways.iter().try_for_each(|way| w.reaches_memory(*way, p))
+        }),
+        memory("2 % of the packets are lost", VETH, |w, _| {
+            w.with_loss(|place| {
+                [("64", "1000"), ("300000", "50")].iter().try_for_each(|way| w.reaches_memory(*way, place))
+            })
+        }),
     ]
 }
 
+fn memory(manner: &'static str, at: &'static [Topology], run: fn(&World, Place<'_>) -> Outcome) -> Case {
+    Case { program: "rd_memory.c", manner, checked: MEMORY, at, run: Custom(run) }
+}
+
 impl World {
+    fn echoes(&self, way: (&str, &str), place: Place<'_>) -> Outcome {
+        self.example("rd_pingpong", 7472, way, place)
+    }
+
+    fn reaches_memory(&self, way: (&str, &str), place: Place<'_>) -> Outcome {
+        self.example("rd_memory", 7473, way, place)
+    }
+
     /// Bytes of a message, and rounds.
-    fn echoes(&self, (bytes, rounds): (&str, &str), place: Place<'_>) -> Outcome {
-        const PORT: u16 = 7472;
-        let (dist, dir) = (self.dist()?, Scratch::new("reliable")?);
-        let program = dir.path().join("rd_pingpong");
-        cc::build_example("rd_pingpong", &program, dist, "-libverbs -ldl")?;
+    fn example(&self, name: &str, port: u16, (bytes, rounds): (&str, &str), place: Place<'_>) -> Outcome {
+        let (dist, dir) = (self.dist()?, Scratch::new(name)?);
+        let program = dir.path().join(name);
+        cc::build_example(name, &program, dist, "-libverbs -ldl")?;
         let end = |role: &str, ns| {
             let line = format!("{} {role} {} {bytes} {rounds}", program.display(), place.address);
             Ok(self.over_uwarp(&line, ns)?.limit(PERFTEST_LIMIT))
         };
-        let ends = pair::run(&end("server", place.server)?, &end("client", place.client)?, PORT)?;
+        let ends = pair::run(&end("server", place.server)?, &end("client", place.client)?, port)?;
         let said = format!("{rounds} rounds of {bytes} bytes");
         check::has(&ends.client, &said).or_else(|why| ends.failure(why))
     }

@@ -15,40 +15,42 @@
 // microseconds long, and a fraction of a millisecond where a process sends much to itself; threads that post
 // to different peers wait for each other meanwhile.
 
+#[path = "rd/answers.rs"]
+mod answers;
 #[path = "rd/itself.rs"]
 mod itself;
+#[path = "rd/penalty.rs"]
+mod penalty;
+#[path = "rd/queue_pair.rs"]
+mod queue_pair;
 
-use std::collections::{HashMap, VecDeque};
+pub use queue_pair::RdQp;
+
+use std::collections::VecDeque;
 use std::net::SocketAddr;
 use std::sync::{Arc, Weak};
 use std::time::{Duration, Instant};
 
+use rustc_hash::FxHashMap;
 use rustix::io::Errno;
 use smallvec::SmallVec;
-use uwarp_llp::route::source_for;
 use uwarp_llp::udp::{self, Incoming, Outgoing};
 use uwarp_proto::rd::{self, Action, Bytes, Failure, PacketBuf, Payload, Placed, PostError, Rd, Ticket};
-use uwarp_rnic::ah::Endpoint;
-use uwarp_rnic::cq::{Coverage, Feeder};
 use uwarp_rnic::mr::random_u32;
-use uwarp_rnic::qp::{
-    Arrival, Drops, Now, QpAttr, QpInit, QpModify, QpState, RdCore, RdInit, RdMessage, RdSegment, Snapshot,
-    UdSendWr,
-};
-use uwarp_rnic::{RecvWr, VerbsError, WcStatus, trace};
+use uwarp_rnic::qp::{Arrival, Now, RdCore, RdMessage, RdSegment};
+use uwarp_rnic::{VerbsError, WcStatus, trace};
 use uwarp_wire::rd::chunk::Reason;
 
 use crate::alarm::Alarm;
 use crate::attended::Attended;
 use crate::engine::Engine;
 use crate::linger;
-use crate::nic::Nic;
-use crate::pair::QueuePair;
-use crate::shell::{Shell, post_each, post_together};
 use crate::source::{Readiness, Source};
 use crate::sync::{AtomicBool, AtomicU64, Mutex, MutexGuard, Ordering};
 use crate::ud::{AwaitsRoom, DatagramPort};
+use answers::{Answers, PeerAnswer};
 use itself::ToItself;
+use penalty::Penalties;
 
 /// The socket's count of lost datagrams is looked at this often, while some come.
 const DROPS_EVERY: Duration = Duration::from_millis(1);
@@ -62,18 +64,35 @@ const MOST_WAITING: usize = udp::BATCH;
 // TODO(docs/rd.md section 8): by the path, with its discovery. Larger ones would lose all packets wherever
 // the path is smaller than this host's interface.
 const PACKET_LEN: usize = 1452;
+/// Where packets stay on the host. With its headers, one fits into 16 KiB of the system's memory; a longer
+/// one would be charged to the receiver's socket as twice as much.
+const LOCAL_PACKET_LEN: usize = 61 * 256;
 
-/// A request of a queue pair.
+/// Whose message it is.
 #[derive(Clone)]
-struct Owner {
-    qp: Weak<RdQp>,
-    request: u64,
+enum Owner {
+    /// A request of a queue pair.
+    Request { qp: Weak<RdQp>, request: u64 },
+    /// The answer to a request of a peer.
+    Answer(Arc<PeerAnswer>),
 }
 
 impl Owner {
     /// Adds bytes of its message to `out`; returns whether it could.
     fn fill(&self, offset: u32, len: u32, out: &mut Vec<u8>) -> bool {
-        self.qp.upgrade().is_some_and(|qp| qp.inner.lock().fill(self.request, offset, len, out))
+        match self {
+            Self::Request { qp, request } => {
+                qp.upgrade().is_some_and(|qp| qp.inner.lock().fill(*request, offset, len, out))
+            }
+            Self::Answer(answer) => answer.fill(offset, len, out),
+        }
+    }
+
+    fn is_of(&self, own: &Weak<RdQp>) -> bool {
+        match self {
+            Self::Request { qp, .. } => qp.ptr_eq(own),
+            Self::Answer(answer) => answer.qp.ptr_eq(own),
+        }
     }
 }
 
@@ -93,11 +112,15 @@ struct Outbox {
 /// What the lock guards.
 struct Turn {
     machine: Rd,
-    /// Requests by the machine's name for their messages.
-    owners: HashMap<Ticket, Owner>,
+    /// Requests and answers by the machine's name for their messages.
+    owners: FxHashMap<Ticket, Owner>,
+    answers: Answers,
+    penalties: Penalties,
+    /// Queue pairs of which requests may go on when the machine may be called again.
+    waiting: Vec<Arc<RdQp>>,
     /// Messages that their queue pairs have given up.
     withdrawn: Vec<Ticket>,
-    qps: HashMap<u32, Weak<RdQp>>,
+    qps: FxHashMap<u32, Weak<RdQp>>,
     arrivals: Vec<rd::Arrival>,
     packet: PacketBuf,
     outbox: Outbox,
@@ -149,7 +172,8 @@ impl Exchanges {
         for part in seed.chunks_exact_mut(4) {
             part.copy_from_slice(&random_u32()?.to_ne_bytes());
         }
-        let config = rd::Config { packet_len: PACKET_LEN, ..rd::Config::default() };
+        let (packet_len, local_packet_len) = (PACKET_LEN, LOCAL_PACKET_LEN);
+        let config = rd::Config { packet_len, local_packet_len, ..rd::Config::default() };
         let mut machine = Rd::new(&Now::unread(), config, &seed);
         machine.set_room(port.socket().room() as u64);
         Ok(Arc::new_cyclic(|me: &Weak<Self>| {
@@ -160,9 +184,12 @@ impl Exchanges {
                 number,
                 turn: Attended::new(Turn {
                     machine,
-                    owners: HashMap::new(),
+                    owners: FxHashMap::default(),
+                    answers: Answers::default(),
+                    penalties: Penalties::default(),
+                    waiting: Vec::new(),
                     withdrawn: Vec::new(),
-                    qps: HashMap::new(),
+                    qps: FxHashMap::default(),
                     arrivals: Vec::new(),
                     packet: PacketBuf::new(),
                     outbox: Outbox::default(),
@@ -200,7 +227,7 @@ impl Exchanges {
         }
         machine.handle_input(&now, route, bytes, arrivals);
         turn.place(&now, bytes);
-        turn.act();
+        turn.act(&now);
         self.release(turn);
     }
 
@@ -278,9 +305,9 @@ impl Exchanges {
         if self.room.swap(false, Ordering::AcqRel) {
             turn.outbox.is_blocked = false;
         }
-        turn.act();
+        turn.act(now);
         turn.run_own(now);
-        turn.act();
+        turn.act(now);
         self.transmit(turn, now);
         turn.leave(now);
         if turn.leaving == Leaving::Closing {
@@ -417,10 +444,11 @@ impl Turn {
     fn place(&mut self, now: &Now, datagram: &[u8]) {
         while !self.arrivals.is_empty() {
             for arrival in std::mem::take(&mut self.arrivals) {
-                let placed = self.place_one(&arrival, datagram);
+                let placed = self.place_one(now, &arrival, datagram);
                 self.machine.on_placed(now, &arrival, placed, &mut self.arrivals);
             }
         }
+        self.post_answers(now);
     }
 
     /// Calls a queue pair. Any call may end it, if its completion queue is full.
@@ -431,16 +459,41 @@ impl Turn {
         result
     }
 
-    fn finished(&mut self, owner: &Owner, outcome: Result<(), Failure>) {
-        if let Some(qp) = owner.qp.upgrade() {
-            self.call(&qp, |core| core.finished(owner.request, outcome));
+    fn finished(&mut self, now: &Now, owner: &Owner, outcome: Result<(), Failure>) {
+        let (qp, request) = match owner {
+            Owner::Request { qp, request } => (qp, *request),
+            Owner::Answer(answer) => return self.answer_ended(answer),
+        };
+        if let Some(qp) = qp.upgrade() {
+            let waits = self.call(&qp, |core| {
+                core.finished(request, outcome);
+                core.waits()
+            });
+            if waits {
+                self.go_on(now, &qp);
+            }
         }
     }
 
-    fn place_one(&mut self, arrival: &rd::Arrival, datagram: &[u8]) -> Placed {
+    /// A request has ended, and one behind it had to wait for that.
+    fn go_on(&mut self, now: &Now, qp: &RdQp) {
+        let mut core = qp.inner.lock();
+        self.post(now, qp, &mut core);
+        self.withdraw(&mut core);
+    }
+
+    fn place_one(&mut self, now: &Now, arrival: &rd::Arrival, datagram: &[u8]) -> Placed {
         let Some(qp) = self.find(arrival.pair.destination) else {
             return Placed::Refused(Reason::InvalidDestination);
         };
+        let exchange = arrival.message.exchange;
+        let asks = answers::asks(&arrival.ddp);
+        if answers::name_memory(&arrival.ddp) && self.penalties.refuses(now, exchange) {
+            return Placed::Refused(Reason::Access);
+        }
+        if asks && self.answers.are_too_many(exchange) {
+            return answers::NOT_NOW;
+        }
         let bytes = match &arrival.bytes {
             Bytes::Datagram(range) => datagram.get(range.clone()).unwrap_or(&[]),
             Bytes::Held(bytes) => bytes,
@@ -448,6 +501,7 @@ impl Turn {
         let segment = RdSegment {
             message: arrival.message,
             source_qpn: arrival.pair.source,
+            remote: arrival.route.remote,
             offset: arrival.offset,
             message_len: arrival.message_len,
             first: arrival.first,
@@ -456,7 +510,23 @@ impl Turn {
         };
         // TODO(docs/rd.md section 7.2): `Rd::may_bind`, once a message beyond the bound can be told "not
         // now". Told "no receive", one of a sender without retries fails although there are receives.
-        self.call(&qp, |core| core.place(&segment, &arrival_of(&arrival.route)))
+        let placed = self.place_in(&qp, &segment, &arrival.route);
+        if asks {
+            self.take_answer(&qp, arrival.route, exchange);
+        }
+        if placed == Placed::Refused(Reason::Access) {
+            self.penalties.note(now, exchange);
+        }
+        placed
+    }
+
+    /// An answer that cannot be placed ends its request, and one behind that may have waited for it.
+    fn place_in(&mut self, qp: &Arc<RdQp>, segment: &RdSegment<'_>, route: &rd::Route) -> Placed {
+        let (placed, waits) = self.call(qp, |core| (core.place(segment, &arrival_of(route)), core.waits()));
+        if waits && !self.waiting.last().is_some_and(|last| Arc::ptr_eq(last, qp)) {
+            self.waiting.push(Arc::clone(qp));
+        }
+        placed
     }
 
     fn find(&self, qpn: u32) -> Option<Arc<RdQp>> {
@@ -464,17 +534,21 @@ impl Turn {
     }
 
     /// Does what the machine asks for.
-    fn act(&mut self) {
+    fn act(&mut self, now: &Now) {
         while let Some(action) = self.machine.poll_action() {
             match action {
                 Action::Finished { ticket, outcome } => {
                     if let Some(owner) = self.owners.remove(&ticket) {
-                        self.finished(&owner, outcome);
+                        self.finished(now, &owner, outcome);
                     }
                 }
-                Action::Deliver { message, pair, .. } => {
-                    if let Some(qp) = self.find(pair.destination) {
-                        self.call(&qp, |core| core.deliver(message));
+                Action::Deliver { route, message, pair, .. } => {
+                    if let Some(qp) = self.find(pair.destination)
+                        && let Some(answered) = self.call(&qp, |core| core.deliver(message))
+                    {
+                        self.machine.answered(now, route, answered);
+                        self.owners.remove(&answered);
+                        self.go_on(now, &qp);
                     }
                 }
                 Action::TakeBack { message, pair } => {
@@ -513,11 +587,16 @@ impl Turn {
             // The packet counts as lost.
             self.outbox.bytes.truncate(start);
             self.machine.withdraw(now, ticket);
-            let owner = self.owners.remove(&ticket);
-            if let Some((qp, request)) = owner.and_then(|owner| Some((owner.qp.upgrade()?, owner.request))) {
-                self.call(&qp, |core| core.fail(request, WcStatus::LocProtErr));
+            match self.owners.remove(&ticket) {
+                Some(Owner::Request { qp, request }) => {
+                    if let Some(qp) = qp.upgrade() {
+                        self.call(&qp, |core| core.fail(request, WcStatus::LocProtErr));
+                    }
+                }
+                Some(Owner::Answer(answer)) => self.answer_instead(now, &answer),
+                None => {}
             }
-            self.act();
+            self.act(now);
             return true;
         }
         let packet = self.outbox.bytes.get(start..).unwrap_or(&[]);
@@ -532,7 +611,7 @@ impl Turn {
     /// Hands over what a queue pair has to send. Its lock is held.
     fn post(&mut self, now: &Now, qp: &RdQp, core: &mut RdCore) {
         while let Some(RdMessage { request, endpoint, message }) = core.next_message() {
-            let owner = Owner { qp: qp.me.clone(), request };
+            let owner = Owner::Request { qp: qp.me.clone(), request };
             let route = match qp.route_to(&endpoint) {
                 Ok(route) => route,
                 Err(error) => {
@@ -575,191 +654,4 @@ impl Turn {
 /// How a segment came, as its queue pair wants it.
 fn arrival_of(route: &rd::Route) -> Arrival {
     Arrival { from: route.remote.ip(), to: route.local.ip(), slid: crate::ud::shown_lid(route.remote.ip()) }
-}
-
-/// A queue pair of reliable datagrams.
-pub struct RdQp {
-    me: Weak<Self>,
-    shell: Shell,
-    port: Arc<DatagramPort>,
-    exchanges: Arc<Exchanges>,
-    inner: Mutex<RdCore, 18>,
-    destroyed: Mutex<bool, 19>,
-}
-
-impl RdQp {
-    /// Makes a queue pair in RESET. Fails when a limit of the device is exceeded or no number is free.
-    pub fn create(nic: &Arc<Nic>, mut init: QpInit, how: RdInit) -> Result<Arc<Self>, VerbsError> {
-        let shell = Shell::admit(nic, &mut init)?;
-        let qpn = shell.qpn();
-        let port = nic.datagram_port(qpn)?;
-        let (exchanges, core) = (port.exchanges()?, RdCore::new(qpn, init, how));
-        let qp = Arc::new_cyclic(|me: &Weak<Self>| Self {
-            me: me.clone(),
-            shell,
-            port,
-            exchanges,
-            inner: Mutex::new(core),
-            destroyed: Mutex::new(false),
-        });
-        qp.exchanges.enter(&qp);
-        let feeder: Weak<dyn Feeder> = qp.me.clone();
-        qp.shell.arrive(&QueuePair::Rd(qp.clone()), &feeder);
-        qp.shell.fed_by(None);
-        Ok(qp)
-    }
-
-    /// Its number.
-    pub fn qpn(&self) -> u32 {
-        self.shell.qpn()
-    }
-
-    /// From which address of this host to which a message goes.
-    fn route_to(&self, endpoint: &Endpoint) -> Result<rd::Route, Errno> {
-        let from = match endpoint.from {
-            Some(from) => from,
-            None => source_for(None, endpoint.to, true)?,
-        };
-        Ok(rd::Route { local: SocketAddr::new(from, self.exchanges.number), remote: endpoint.to })
-    }
-
-    /// Posts messages. On a refusal, says which one (the ones before it are posted) and why. Never blocks.
-    pub fn post_send<'a>(&self, wrs: impl Iterator<Item = UdSendWr<'a>>) -> Result<(), (usize, VerbsError)> {
-        if self.shell.is_parents() {
-            return Err((0, VerbsError::Forked));
-        }
-        let turn = self.exchanges.turn.lock();
-        let mut core = self.inner.lock();
-        let result = post_each(wrs, |wr| core.post_send(wr));
-        self.send_posted(turn, core);
-        result
-    }
-
-    /// As [`Self::post_send`], but if one is refused, none is posted.
-    pub fn post_send_together<'a>(
-        &self,
-        wrs: impl Iterator<Item = UdSendWr<'a>> + Clone,
-    ) -> Result<(), VerbsError> {
-        if self.shell.is_parents() {
-            return Err(VerbsError::Forked);
-        }
-        let turn = self.exchanges.turn.lock();
-        let mut core = self.inner.lock();
-        let result = post_together(&mut *core, wrs, RdCore::check_send, RdCore::post_checked);
-        self.send_posted(turn, core);
-        result
-    }
-
-    fn send_posted(&self, mut turn: MutexGuard<'_, Turn, 17>, mut core: MutexGuard<'_, RdCore, 18>) {
-        let now = Now::unread();
-        turn.post(&now, self, &mut core);
-        turn.withdraw(&mut core);
-        drop(core);
-        self.exchanges.finish(&mut turn, &now);
-        let sent = std::mem::take(&mut turn.outbox.sent);
-        self.exchanges.release(turn);
-        // A thread that posts without end must not lose what comes meanwhile.
-        self.port.has_sent(sent);
-    }
-
-    /// Posts receives. On a refusal, says which one (the ones before it are posted) and why. Never blocks.
-    pub fn post_recv<'a>(&self, wrs: impl Iterator<Item = RecvWr<'a>>) -> Result<(), (usize, VerbsError)> {
-        if self.shell.is_parents() {
-            return Err((0, VerbsError::Forked));
-        }
-        let mut core = self.inner.lock();
-        let result = post_each(wrs, |wr| core.post_recv(wr));
-        let is_awaited = core.take_ready();
-        drop(core);
-        if is_awaited {
-            self.tell_ready();
-        }
-        result
-    }
-
-    /// Messages have found no receive, and now there is one.
-    #[cold]
-    fn tell_ready(&self) {
-        let now = Now::unread();
-        let mut turn = self.exchanges.turn.lock();
-        let receives = self.inner.lock().snapshot().receives_posted;
-        turn.machine.on_receives_posted(&now, self.qpn(), receives);
-        turn.to_itself.on_receives_posted(self.qpn());
-        self.exchanges.end(turn, &now);
-    }
-
-    /// Changes attributes or state.
-    pub fn modify(&self, change: &QpModify) -> Result<(), VerbsError> {
-        if self.shell.is_parents() {
-            return Err(VerbsError::Forked);
-        }
-        let now = Now::unread();
-        let mut turn = self.exchanges.turn.lock();
-        let mut core = self.inner.lock();
-        let result = core.modify(change);
-        let ends = matches!(core.query().state, QpState::Reset | QpState::Err);
-        turn.withdraw(&mut core);
-        turn.post(&now, self, &mut core);
-        drop(core);
-        if ends {
-            turn.withdraw_own(&self.me, self.qpn());
-            turn.machine.refuse_all(&now, self.qpn(), Reason::Aborted);
-        }
-        self.exchanges.end(turn, &now);
-        result
-    }
-
-    /// Its attributes.
-    pub fn query(&self) -> QpAttr {
-        self.inner.lock().query()
-    }
-
-    /// Its state, what it has done, and what it has dropped.
-    pub fn look_at(&self) -> (QpState, Snapshot, Drops) {
-        let core = self.inner.lock();
-        (core.query().state, core.snapshot(), core.drops())
-    }
-
-    /// Destroys the queue pair: no completion and no event follows. What it has received is acknowledged.
-    pub fn destroy(&self) {
-        if std::mem::replace(&mut *self.destroyed.lock(), true) {
-            return;
-        }
-        self.shell.stop_feeding();
-        if self.shell.is_parents() {
-            // Its exchanges are the parent's.
-            return;
-        }
-        let now = Now::unread();
-        let mut turn = self.exchanges.turn.lock();
-        turn.qps.remove(&self.qpn());
-        let mut core = self.inner.lock();
-        let (counters, drops) = (core.snapshot().counters, core.drops());
-        core.destroy();
-        turn.withdraw(&mut core);
-        drop(core);
-        turn.withdraw_own(&self.me, self.qpn());
-        turn.machine.refuse_all(&now, self.qpn(), Reason::Aborted);
-        if turn.qps.values().all(|qp| qp.strong_count() == 0) {
-            turn.port = Some(Arc::clone(&self.port));
-        }
-        self.exchanges.end(turn, &now);
-        self.shell.depart(counters, drops);
-    }
-}
-
-impl Feeder for RdQp {
-    fn make_progress(&self, in_earnest: bool) -> Coverage {
-        self.port.make_progress(in_earnest)
-    }
-
-    fn rest(&self) {
-        self.exchanges.poll(self.port.engine());
-    }
-}
-
-impl Drop for RdQp {
-    fn drop(&mut self) {
-        self.destroy();
-    }
 }

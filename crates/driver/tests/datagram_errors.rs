@@ -60,7 +60,7 @@ impl End {
             ([self.sge(length)], Ah::new(&self.pd, SocketAddr::new(ip.parse().unwrap(), 0), None));
         let op = SendOp::Send { invalidate: None };
         let wr = SendWr { wr_id, op, flags: SendFlags::empty(), sges: &sges };
-        let wr = UdSendWr { wr, ah: &ah, remote_qpn: to.qp.qpn(), remote_qkey: QKEY };
+        let wr = UdSendWr { wr, ah: &ah, remote_qpn: to.qp.qpn(), remote_qkey: QKEY, job_key: None };
         self.qp.post_send(std::iter::once(wr)).map_err(|(_, e)| e).unwrap();
     }
 

@@ -66,7 +66,7 @@ impl End {
         let sges = [self.sge(slot, length)];
         let op = SendOp::SendImmediate { imm: [1, 2, 3, 4] };
         let wr = SendWr { wr_id: 1000, op, flags: SendFlags::SIGNALED, sges: &sges };
-        let wr = UdSendWr { wr, ah, remote_qpn: to, remote_qkey: QKEY };
+        let wr = UdSendWr { wr, ah, remote_qpn: to, remote_qkey: QKEY, job_key: None };
         self.qp.post_send(std::iter::once(wr)).map_err(|(_, e)| e)
     }
 
@@ -134,7 +134,7 @@ fn a_list_of_many_goes_out_in_order() {
     let wrs = sges.iter().map(|sges| {
         let op = SendOp::Send { invalidate: None };
         let wr = SendWr { wr_id: 0, op, flags: SendFlags::empty(), sges };
-        UdSendWr { wr, ah: &ah, remote_qpn: b.qp.qpn(), remote_qkey: QKEY }
+        UdSendWr { wr, ah: &ah, remote_qpn: b.qp.qpn(), remote_qkey: QKEY, job_key: None }
     });
     a.qp.post_send(wrs).unwrap();
     let got = b.poll(100);

@@ -50,7 +50,7 @@ impl End {
         let sges = [Sge { addr, length: inline.len() as u32, lkey: 0 }];
         let op = SendOp::Send { invalidate: None };
         let wr = SendWr { wr_id: 7, op, flags: SendFlags::SIGNALED | SendFlags::INLINE, sges: &sges };
-        let wr = UdSendWr { wr, ah: &ah, remote_qpn: u32::from(to) << 8, remote_qkey: QKEY };
+        let wr = UdSendWr { wr, ah: &ah, remote_qpn: u32::from(to) << 8, remote_qkey: QKEY, job_key: None };
         self.qp.post_send(std::iter::once(wr)).map_err(|(_, e)| e).unwrap();
     }
 

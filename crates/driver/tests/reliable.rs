@@ -13,8 +13,9 @@ use uwarp_proto::rd::{
 use uwarp_rnic::qp::{Now, QpModify, QpState, RdInit, UdSendWr};
 use uwarp_rnic::{Access, Ah, Cq, Mr, Pd, RecvWr, SendFlags, SendOp, SendWr, Sge, Wc, WcStatus};
 use uwarp_wire::crc;
+use uwarp_wire::rd::chunk::{Chunk, chunks};
 use uwarp_wire::rd::segment::First;
-use uwarp_wire::rd::{Header, Kind};
+use uwarp_wire::rd::{Header, Kind, Packet};
 
 mod common;
 use common::{Events, LIMIT, address, init};
@@ -38,7 +39,7 @@ impl End {
     fn new() -> Self {
         let (nic, pd, events) = (Nic::open().unwrap(), Pd::new(), Arc::new(Events::default()));
         let cq = Cq::new(1024, 0, None, events.clone());
-        let how = RdInit { ordered: false, grh: false };
+        let how = RdInit { ordered: false, grh: false, job_key: 0 };
         let qp = RdQp::create(&nic, init(&pd, &cq, &events), how).unwrap();
         for state in [QpState::Init, QpState::Rtr, QpState::Rts] {
             let change =
@@ -64,7 +65,7 @@ impl End {
         let (sges, ah) = ([self.sge(ROOM, length)], Ah::new(&self.pd, to, None));
         let op = SendOp::Send { invalidate: None };
         let wr = SendWr { wr_id, op, flags: SendFlags::SIGNALED, sges: &sges };
-        let wr = UdSendWr { wr, ah: &ah, remote_qpn: number_at(to), remote_qkey: QKEY };
+        let wr = UdSendWr { wr, ah: &ah, remote_qpn: number_at(to), remote_qkey: QKEY, job_key: None };
         self.qp.post_send(std::iter::once(wr)).map_err(|(_, e)| e).unwrap();
     }
 
@@ -100,6 +101,10 @@ struct Peer {
     finished: Vec<Result<(), Failure>>,
     /// The last packet that it has sent.
     last: Vec<u8>,
+    /// What it takes for the Q_Key.
+    qkey: u32,
+    /// It sends no packet with the first segment of a message.
+    hides_first: bool,
 }
 
 impl Peer {
@@ -118,6 +123,8 @@ impl Peer {
             received: Vec::new(),
             finished: Vec::new(),
             last: Vec::new(),
+            qkey: QKEY,
+            hides_first: false,
         }
     }
 
@@ -125,7 +132,7 @@ impl Peer {
         let route = Route { local: self.at, remote: to.at() };
         let message = Outgoing {
             pair: QpnPair { source: number_at(self.at), destination: to.qp.qpn() },
-            first: First { qkey: QKEY, ..First::default() },
+            first: First { qkey: self.qkey, ..First::default() },
             target: Target::Untagged { qn: 0, rsvdulp: SEND, rsvdulp32: 0 },
             len: u32::try_from(bytes.len()).unwrap(),
             ordered: false,
@@ -168,10 +175,19 @@ impl Peer {
                 let from = payload.offset as usize;
                 out.extend_from_slice(&self.sent[&payload.ticket][from..from + payload.len as usize]);
             });
-            let _ = self.socket.send_to(&bytes, route.remote);
+            if !self.hides_first || !has_first(&bytes) {
+                let _ = self.socket.send_to(&bytes, route.remote);
+            }
             self.last = bytes;
         }
     }
+}
+
+/// Whether a packet has the first segment of a message.
+fn has_first(packet: &[u8]) -> bool {
+    let packet = Packet::parse(packet).unwrap();
+    let mut all = chunks(packet.body());
+    all.any(|chunk| matches!(chunk, Ok(Chunk::Segment(segment)) if segment.head.first.is_some()))
 }
 
 /// Runs both until it is so.
@@ -249,6 +265,33 @@ fn a_destroyed_queue_pair_refuses_what_it_had_begun_and_its_peer_goes_on() {
     assert_eq!(end.poll(), None, "nothing completes after the destruction");
 }
 
+/// Only the first segment of a message has the Q_Key. A host that left it out could have every receive of a
+/// queue pair for a second, again and again.
+#[test]
+fn who_does_not_know_the_q_key_takes_no_receive() {
+    let (end, mut stranger, mut peer) = (End::new(), Peer::new(), Peer::new());
+    end.recv(60_000);
+    stranger.qkey = QKEY + 1;
+    stranger.post(&end, pattern(64, 1));
+    until(&end, &mut stranger, "a refusal", |stranger, _| !stranger.finished.is_empty());
+    assert!(matches!(stranger.finished[0], Err(Failure::Refused(_))), "{:?}", stranger.finished[0]);
+    stranger.hides_first = true;
+    (0..4).for_each(|seed| stranger.post(&end, pattern(50_000, seed)));
+    for _ in 0..100 {
+        stranger.turn();
+        assert_eq!(end.poll(), None);
+        assert_eq!(end.qp.look_at().1.receives_posted, 1, "a receive for a message without a Q_Key");
+        std::thread::sleep(Duration::from_millis(1));
+    }
+    peer.post(&end, pattern(50_000, 9));
+    let mut came = None;
+    until(&end, &mut peer, "a message of who knows it", |_, wc| {
+        came = wc;
+        came.is_some()
+    });
+    assert_eq!(came.map(|wc| (wc.status, wc.byte_len)), Some((WcStatus::Success, 50_000)));
+}
+
 /// The rest of a message of this process, of which a part was copied, went into the queue pair that got the
 /// number next, whatever its Q_Key.
 #[test]
@@ -260,7 +303,7 @@ fn a_message_to_itself_ends_with_its_receiver() {
         let (sges, ah) = ([end.sge(ROOM, ROOM as u32)], Ah::new(&end.pd, end.at(), None));
         let op = SendOp::Send { invalidate: None };
         let wr = SendWr { wr_id: 7, op, flags: SendFlags::SIGNALED, sges: &sges };
-        let wr = UdSendWr { wr, ah: &ah, remote_qpn: receiver.qp.qpn(), remote_qkey: QKEY };
+        let wr = UdSendWr { wr, ah: &ah, remote_qpn: receiver.qp.qpn(), remote_qkey: QKEY, job_key: None };
         end.qp.post_send(std::iter::once(wr)).map_err(|(_, e)| e).unwrap();
         receiver.qp.destroy();
         assert_eq!(receiver.poll(), None, "nothing completes after the destruction");

@@ -107,7 +107,7 @@ impl End {
         let sges = [self.sge(0, length)];
         let op = SendOp::SendImmediate { imm: number.to_be_bytes() };
         let wr = SendWr { wr_id: 1 << 32, op, flags: SendFlags::empty(), sges: &sges };
-        let wr = UdSendWr { wr, ah: &ah, remote_qpn: to.qp.qpn(), remote_qkey: QKEY };
+        let wr = UdSendWr { wr, ah: &ah, remote_qpn: to.qp.qpn(), remote_qkey: QKEY, job_key: None };
         self.qp.post_send(std::iter::once(wr)).map_err(|(_, e)| e).unwrap();
     }
 

@@ -54,6 +54,12 @@ pub use packet::PacketBuf;
 pub struct Config {
     /// Bytes of the longest packet, as UDP payload: 1,472 over IPv4 on Ethernet, 1,452 over IPv6.
     pub packet_len: usize,
+    /// The same between two processes of one address, whose packets never leave the host.
+    pub local_packet_len: usize,
+    /// Requests to a peer whose answers are not there, at most. A receiver should have places for twice as
+    /// many answers: one that had to come again would keep its number meanwhile, and with many of them no
+    /// number would be left for the answers to the peer's own.
+    pub most_requests: usize,
     /// Bytes in flight of an exchange at most, whatever its path and its peer's socket take.
     pub window: u64,
     /// A peer that owes something and says nothing for this long is gone; at most 30 s.
@@ -68,6 +74,8 @@ impl Default for Config {
     fn default() -> Self {
         Self {
             packet_len: 1472,
+            local_packet_len: 1472,
+            most_requests: 64,
             window: 1 << 20,
             patience: Duration::from_secs(10),
             most_peers: 65_536,

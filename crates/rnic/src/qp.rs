@@ -22,7 +22,7 @@ pub use rc::{
     Action, Answers, Disconnect, DisconnectReply, End, LinkCaps, LinkEvent, Now, Psns, RcCore, Rtr, RxPlan,
     ShownPsns, StreamParams,
 };
-pub use rd::{RdCore, RdInit, RdMessage, RdSegment};
+pub use rd::{AnswerBytes, RdAnswer, RdCore, RdInit, RdMessage, RdSegment, Source};
 pub use rnr::rnr_limit;
 pub use state::QpState;
 pub use ud::{MAX_PAYLOAD as MAX_DATAGRAM, MOST_PAYLOAD as MOST_DATAGRAM, PeerError, UdCore};

@@ -1,6 +1,7 @@
 //! Work requests and work completions, in the verbs' own shapes.
 
 use bitflags::bitflags;
+use uwarp_wire::rdmap::{AtomicOp, AtomicRequest};
 
 use crate::mr::Bind;
 
@@ -158,6 +159,33 @@ impl SendOp {
             | Self::CmpSwap { .. }
             | Self::LocalInvalidate { .. }
             | Self::Bind(_) => false,
+        }
+    }
+
+    /// What it asks the peer to do; `None` if it is no atomic operation.
+    pub fn atomic_request(self, request_id: u32) -> Option<AtomicRequest> {
+        match self {
+            Self::FetchAdd { stag, to, add } => Some(AtomicRequest {
+                operation: AtomicOp::FetchAdd,
+                request_id,
+                stag,
+                to,
+                add_swap_data: add,
+                add_swap_mask: 0,
+                compare_data: 0,
+                compare_mask: u64::MAX,
+            }),
+            Self::CmpSwap { stag, to, compare, swap } => Some(AtomicRequest {
+                operation: AtomicOp::CmpSwap,
+                request_id,
+                stag,
+                to,
+                add_swap_data: swap,
+                add_swap_mask: u64::MAX,
+                compare_data: compare,
+                compare_mask: u64::MAX,
+            }),
+            _ => None,
         }
     }
 

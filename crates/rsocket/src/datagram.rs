@@ -376,7 +376,7 @@ impl Datagrams {
             flags: SendFlags::empty(),
             sges: std::slice::from_ref(&sge),
         };
-        let wr = UdSendWr { wr, ah, remote_qpn: qpn, remote_qkey: QKEY };
+        let wr = UdSendWr { wr, ah, remote_qpn: qpn, remote_qkey: QKEY, job_key: None };
         self.qp.post_send(std::iter::once(wr)).map_err(|(_, error)| errno(error))
     }
 

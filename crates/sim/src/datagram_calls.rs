@@ -252,7 +252,7 @@ impl Run {
         let pd = if what & 0xC0 == 0xC0 { &self.stranger } else { &self.pd };
         let ah = Ah::new(pd, (Ipv4Addr::LOCALHOST, 0).into(), None);
         let remote_qkey = if what & 0x20 != 0 { 1 << 31 } else { QKEY };
-        let ud = UdSendWr { wr, ah: &ah, remote_qpn: STRANGER, remote_qkey };
+        let ud = UdSendWr { wr, ah: &ah, remote_qpn: STRANGER, remote_qkey, job_key: None };
         if self.core.post_send(&ud).is_ok() {
             let certain = flags.contains(SendFlags::SIGNALED) || self.core.query().sq_sig_all;
             self.sends.push((wr.wr_id, certain));

@@ -273,7 +273,11 @@ impl Run {
         let flags = if signaled { SendFlags::SIGNALED } else { SendFlags::empty() };
         let wr = SendWr { wr_id: number, op, flags, sges: &sges };
         let ah = Ah::new(&end.pd, (address(to), 0).into(), None);
-        if end.core.post_send(&UdSendWr { wr, ah: &ah, remote_qpn: to, remote_qkey: qkey }).is_ok() {
+        if end
+            .core
+            .post_send(&UdSendWr { wr, ah: &ah, remote_qpn: to, remote_qkey: qkey, job_key: None })
+            .is_ok()
+        {
             self.next += 1;
             end.sends.push((number, signaled));
             let from = end.qpn;

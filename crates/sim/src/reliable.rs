@@ -228,7 +228,10 @@ impl World {
             true => QpnPair { source: first, destination: first },
             false => QpnPair { source: self.qpn(), destination: self.qpn() },
         };
-        let kind = if !one && self.rng.chance(self.plan.writes) { Kind::Write } else { Kind::Send };
+        let kind = match !one && self.rng.chance(self.plan.writes) {
+            true => [Kind::Write, Kind::Write, Kind::WriteWithImmediate, Kind::Request][self.rng.size(0, 3)],
+            false => Kind::Send,
+        };
         let len = match self.rng.below(1000) {
             draw if draw < u64::from(self.plan.long) => self.rng.size(1000, 12_000),
             draw if draw % 10 == 0 => 0,
@@ -441,6 +444,7 @@ impl World {
     }
 }
 
+/// Few requests at a time, so that some wait for others.
 fn config() -> Config {
-    Config::default()
+    Config { most_requests: 2, ..Config::default() }
 }

@@ -93,7 +93,9 @@ impl End {
     fn post(&mut self, op: SendOp, flags: SendFlags, length: u32, (to, qpn, qkey): (Arc<Ah>, u32, u32)) {
         let sges = [self.sge(length)];
         let wr = SendWr { wr_id: 0, op, flags, sges: &sges };
-        self.core.post_send(&UdSendWr { wr, ah: &to, remote_qpn: qpn, remote_qkey: qkey }).unwrap();
+        self.core
+            .post_send(&UdSendWr { wr, ah: &to, remote_qpn: qpn, remote_qkey: qkey, job_key: None })
+            .unwrap();
     }
 
     fn to(&self, peer: &Self) -> Arc<Ah> {

@@ -9,7 +9,7 @@ use uwarp_proto::rd::{self, Failure, MessageId, Placed, QpnPair, rnr_delay};
 use uwarp_rnic::qp::{Now, RdSegment};
 use uwarp_wire::rd::chunk::Reason;
 
-use super::{Owner, RdQp, Turn, arrival_of};
+use super::{Owner, RdQp, Turn, answers};
 
 /// Bytes that are copied at a time, over this buffer.
 const PIECE: u32 = 64 * 1024;
@@ -72,12 +72,21 @@ enum Moved {
 }
 
 impl Turn {
-    /// Moves what can be moved.
+    /// Moves what can be moved, and the answers to that.
     pub(super) fn run_own(&mut self, now: &Now) {
-        if self.to_itself.messages.is_empty() {
-            return;
-        }
         let mut left = TURN;
+        while !self.to_itself.messages.is_empty() {
+            let posted = self.to_itself.next;
+            self.run_once(now, &mut left);
+            self.post_answers(now);
+            if self.to_itself.next == posted {
+                return;
+            }
+        }
+    }
+
+    fn run_once(&mut self, now: &Now, left: &mut u32) {
+        let mut kept = VecDeque::new();
         // Flows of which a message waits or has failed: those behind it wait, or fail with it.
         let (mut waiting, mut broken) = (BTreeSet::<QpnPair>::new(), BTreeSet::<QpnPair>::new());
         for mut message in std::mem::take(&mut self.to_itself.messages) {
@@ -87,19 +96,31 @@ impl Turn {
             } else if ordered && waiting.contains(&pair) {
                 Moved::Partly
             } else {
-                self.move_one(now, &mut message, &mut left)
+                self.move_one(now, &mut message, left)
             };
             match moved {
-                Moved::Whole => self.finished(&message.owner, Ok(())),
+                // Its answer ends it.
+                Moved::Whole if message.message.target.is_answered() => {}
+                Moved::Whole => self.finished(now, &message.owner, Ok(())),
                 Moved::Partly => {
                     waiting.insert(pair);
-                    self.to_itself.messages.push_back(message);
+                    kept.push_back(message);
                 }
                 Moved::Failed(failure) => {
                     broken.insert(pair);
-                    self.finished(&message.owner, Err(failure));
+                    self.failed(now, &message.owner, failure);
                 }
             }
+        }
+        // What was posted meanwhile is behind them.
+        kept.append(&mut self.to_itself.messages);
+        self.to_itself.messages = kept;
+    }
+
+    fn failed(&mut self, now: &Now, owner: &Owner, failure: Failure) {
+        match owner {
+            Owner::Answer(answer) if failure == Failure::Withdrawn => self.replace_answer(answer),
+            _ => self.finished(now, owner, Err(failure)),
         }
     }
 
@@ -133,31 +154,50 @@ impl Turn {
             let Some(to) = self.find(pair.destination) else {
                 return Moved::Failed(Failure::Refused(Reason::InvalidDestination));
             };
+            let is_send = outgoing.target.takes_receive();
             let segment = RdSegment {
                 message: id,
                 source_qpn: pair.source,
+                remote: message.route.remote,
                 offset: message.at,
                 message_len: len,
-                first: (message.at == 0).then_some(outgoing.first),
+                first: (message.at == 0 || !is_send).then_some(outgoing.first),
                 ddp: outgoing.target.header(message.number, message.at, message.at + count == len),
                 bytes: piece,
             };
-            let placed = self.call(&to, |core| core.place(&segment, &arrival_of(&message.route)));
+            let asks = outgoing.target.is_answered();
+            let placed = if asks && self.answers.are_too_many(NO_EXCHANGE) {
+                answers::NOT_NOW
+            } else {
+                self.place_in(&to, &segment, &message.route)
+            };
+            if asks {
+                self.take_answer(&to, message.route, NO_EXCHANGE);
+            }
             match placed {
                 Placed::Done => message.at += count,
                 Placed::Refused(reason) => {
                     self.give_back(message);
                     return Moved::Failed(Failure::Refused(reason));
                 }
-                Placed::NoReceive(_) if message.retries == 0 => return Moved::Failed(Failure::NoReceive),
+                Placed::NoReceive(_) if message.retries == 0 && placed != answers::NOT_NOW => {
+                    return Moved::Failed(Failure::NoReceive);
+                }
                 Placed::NoReceive(timer) => {
-                    message.retries -= u8::from(message.retries != RETRY_FOREVER);
+                    let counts = message.retries != RETRY_FOREVER && placed != answers::NOT_NOW;
+                    message.retries -= u8::from(counts);
                     message.until = Some(now.get() + rnr_delay(timer));
                     return Moved::Partly;
                 }
             }
             if message.at == len {
-                self.call(&to, |core| core.deliver(id));
+                let waits = self.call(&to, |core| {
+                    core.deliver(id);
+                    core.waits()
+                });
+                if waits {
+                    self.go_on(now, &to);
+                }
                 return Moved::Whole;
             }
         }
@@ -175,17 +215,22 @@ impl Turn {
 
     /// A queue pair ends. Nothing of it is sent to this process any more, and it takes no rest of what it has
     /// begun to take: its number may be another one's at once. No queue pair is locked.
-    pub(super) fn withdraw_own(&mut self, qp: &Weak<RdQp>, qpn: u32) {
+    pub(super) fn withdraw_own(&mut self, now: &Now, qp: &Weak<RdQp>, qpn: u32) {
         let (ends, mut stays) = std::mem::take(&mut self.to_itself.messages)
             .into_iter()
-            .partition::<Vec<_>, _>(|message| message.owner.qp.ptr_eq(qp));
+            .partition::<Vec<_>, _>(|message| message.owner.is_of(qp));
         let is_cut = |message: &mut Message| message.message.pair.destination == qpn && message.at > 0;
-        for message in stays.extract_if(.., is_cut).collect::<Vec<_>>().iter().rev() {
-            self.give_back(message);
-            self.finished(&message.owner, Err(Failure::Refused(Reason::Aborted)));
-        }
-        // The last first, so that the receives come back in their order.
+        let cut: Vec<_> = stays.extract_if(.., is_cut).collect();
         self.to_itself.messages = stays.into();
-        ends.iter().rev().for_each(|message| self.give_back(message));
+        // The last first, so that the receives come back in their order.
+        for message in cut.iter().rev() {
+            self.give_back(message);
+            self.finished(now, &message.owner, Err(Failure::Refused(Reason::Aborted)));
+        }
+        for message in ends.iter().rev() {
+            self.give_back(message);
+            self.failed(now, &message.owner, Failure::Withdrawn);
+        }
+        self.post_answers(now);
     }
 }

@@ -82,7 +82,9 @@ impl End {
     fn post(&self, ah: &Ah, qpn: u32, number: u32) {
         let op = SendOp::SendImmediate { imm: number.to_be_bytes() };
         let wr = SendWr { wr_id: u64::from(number), op, flags: SendFlags::SIGNALED, sges: &[] };
-        self.qp.post_send([UdSendWr { wr, ah, remote_qpn: qpn, remote_qkey: QKEY }].into_iter()).unwrap();
+        self.qp
+            .post_send([UdSendWr { wr, ah, remote_qpn: qpn, remote_qkey: QKEY, job_key: None }].into_iter())
+            .unwrap();
     }
 
     fn send(&self, to: &End, number: u32) {

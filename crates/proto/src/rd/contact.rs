@@ -27,7 +27,7 @@ use super::draws::{Rate, Tokens};
 use super::exchange::{Exchange, Over, Phase, Role, Start};
 use super::message::{Action, Arrival, Failure, Outgoing, Placed, Route, Ticket};
 use super::packet::PacketBuf;
-use super::peer::{Attempt, DEAD_MOST, Peer, failed, hello_at};
+use super::peer::{Attempt, DEAD_MOST, Peer, PeerId, Peers, failed, hello_at};
 use super::room::{Room, first_credit};
 use super::rtt::Rtt;
 use crate::clock::Now;
@@ -68,11 +68,11 @@ pub struct Rd {
     tokens: Tokens,
     next_ticket: u64,
     next_exchange: u64,
-    peers: BTreeMap<Route, Peer>,
+    peers: Peers,
     of_address: BTreeMap<IpAddr, usize>,
-    timers: BTreeSet<(Instant, Route)>,
+    timers: BTreeSet<(Instant, PeerId)>,
     /// Peers that may have something to send.
-    sending: VecDeque<Route>,
+    sending: VecDeque<PeerId>,
     answers: VecDeque<(Route, Vec<u8>)>,
     actions: Vec<Action>,
     /// Actions in `actions` that were given out.
@@ -100,7 +100,7 @@ impl Rd {
             tokens: Tokens::new(&tokens),
             next_ticket: 1,
             next_exchange: 1,
-            peers: BTreeMap::new(),
+            peers: Peers::default(),
             of_address: BTreeMap::new(),
             timers: BTreeSet::new(),
             sending: VecDeque::new(),
@@ -126,16 +126,19 @@ impl Rd {
         if end(route.local) == end(route.remote) {
             return Err(PostError::Itself);
         }
-        if !self.peers.contains_key(&route) && !self.has_room(route.remote.ip()) {
-            return Err(PostError::TooManyPeers);
-        }
+        let id = match self.peers.find(route) {
+            Some(id) => id,
+            None if self.has_room(route.remote.ip()) => self.new_peer(route),
+            None => return Err(PostError::TooManyPeers),
+        };
         let ticket = Ticket(self.next_ticket);
         self.next_ticket += 1;
         let now = now.get();
-        let peer = self.peer(route);
-        peer.waiting.push_back((ticket, message));
-        peer.waiting_since.get_or_insert(now);
-        self.after(now, route);
+        if let Some(peer) = self.peers.get_mut(id) {
+            peer.waiting.push_back((ticket, message));
+            peer.waiting_since.get_or_insert(now);
+        }
+        self.after(now, id);
         Ok(ticket)
     }
 
@@ -151,10 +154,28 @@ impl Rd {
     pub fn withdraw(&mut self, now: &Now, ticket: Ticket) {
         let now = now.get();
         let actions = &mut self.actions;
-        let mut peers = self.peers.iter_mut();
-        let found = peers.find_map(|(route, peer)| peer.withdraw(now, ticket, actions).then_some(*route));
-        if let Some(route) = found {
-            self.after(now, route);
+        let withdraw = |(id, peer): (PeerId, &mut Peer)| peer.withdraw(now, ticket, actions).then_some(id);
+        let found = self.peers.iter_mut().find_map(withdraw);
+        if let Some(id) = found {
+            self.after(now, id);
+        }
+    }
+
+    /// The owner has the answer to a request, which came over this route. Nothing is reported of the request
+    /// from now on. Until this call, the peer owes the answer: it is asked whether it is there, and if it is
+    /// not, the request fails like one that is under way.
+    pub fn answered(&mut self, now: &Now, route: Route, ticket: Ticket) {
+        let now = now.get();
+        let Some(id) = self.peers.find(route) else { return };
+        let Some(peer) = self.peers.get_mut(id) else { return };
+        let opening = match &mut peer.attempt {
+            Some(Attempt::Opening(opening)) => Some(opening),
+            _ => None,
+        };
+        let mut exchanges = peer.exchange.iter_mut().chain(opening);
+        let actions = &mut self.actions;
+        if exchanges.any(|exchange| exchange.on_answered(now, ticket, actions)) {
+            self.after(now, id);
         }
     }
 
@@ -170,16 +191,20 @@ impl Rd {
         if !is_for_us || self.is_closed || !packet.is_intact() {
             return;
         }
-        match header.kind {
-            Kind::Packet => self.on_packet(now, route, &packet, arrivals),
-            Kind::Hello => self.on_hello(now, route, &packet),
-            Kind::Challenge => self.on_challenge(now, route, &packet),
-            Kind::Open => self.on_open(now, route, &packet, arrivals),
-            Kind::Unknown => self.on_unknown(now, route, header.key),
-            Kind::Cross => self.on_cross(route, header.key),
-            Kind::Unassigned(_) => return,
+        let known = self.peers.find(route);
+        match (header.kind, known) {
+            (Kind::Packet, Some(id)) => self.on_packet(now, id, &packet, arrivals),
+            (Kind::Packet, None) => self.answer_unknown(now.get(), route, header.key),
+            (Kind::Hello, _) => self.on_hello(now, route, &packet),
+            (Kind::Open, _) => return self.on_open(now, route, &packet, arrivals),
+            (Kind::Challenge, Some(id)) => self.on_challenge(now, id, &packet),
+            (Kind::Unknown, Some(id)) => self.on_unknown(now, id, header.key),
+            (Kind::Cross, Some(id)) => self.on_cross(id, header.key),
+            (Kind::Challenge | Kind::Unknown | Kind::Cross, None) | (Kind::Unassigned(_), _) => {}
         }
-        self.after(now.get(), route);
+        if let Some(id) = known {
+            self.after(now.get(), id);
+        }
     }
 
     /// The owner finds its socket empty, or has waited until something came: what it receives after this has
@@ -204,7 +229,7 @@ impl Rd {
 
     /// The window toward a peer. `None`: there is no exchange.
     pub fn window(&self, route: Route) -> Option<Window> {
-        Some(self.peers.get(&route)?.exchange.as_ref()?.congestion.view())
+        Some(self.peers.of(route)?.exchange.as_ref()?.congestion.view())
     }
 
     fn blind(&self, now: Instant) -> Duration {
@@ -214,7 +239,8 @@ impl Rd {
     /// The owner has placed a segment, or not. May add further ones to `arrivals`: what was held until now.
     pub fn on_placed(&mut self, now: &Now, arrival: &Arrival, placed: Placed, arrivals: &mut Vec<Arrival>) {
         let now = now.get();
-        let exchange = self.peers.get_mut(&arrival.route).and_then(|peer| peer.exchange.as_mut());
+        let Some(id) = self.peers.find(arrival.route) else { return };
+        let exchange = self.peers.get_mut(id).and_then(|peer| peer.exchange.as_mut());
         if let Some(exchange) = exchange.filter(|exchange| exchange.start.id == arrival.message.exchange) {
             exchange.on_placed(now, arrival, placed, arrivals, &mut self.actions);
             if matches!(placed, Placed::NoReceive(_)) {
@@ -225,7 +251,7 @@ impl Rd {
                     refused.pop_front();
                 }
             }
-            self.after(now, arrival.route);
+            self.after(now, id);
         }
     }
 
@@ -235,11 +261,10 @@ impl Rd {
     pub fn refuse_all(&mut self, now: &Now, qpn: u32, reason: Reason) {
         self.on_queue_pair_gone(qpn);
         let now = now.get();
-        let routes: Vec<Route> = self.peers.keys().copied().collect();
-        for route in routes {
-            if let Some(exchange) = self.peers.get_mut(&route).and_then(|peer| peer.exchange.as_mut()) {
+        for id in self.peers.ids() {
+            if let Some(exchange) = self.peers.get_mut(id).and_then(|peer| peer.exchange.as_mut()) {
                 exchange.refuse_all(now, qpn, reason, &mut self.actions);
-                self.after(now, route);
+                self.after(now, id);
             }
         }
     }
@@ -248,7 +273,7 @@ impl Rd {
     /// before it takes one; if not, it answers [`Placed::NoReceive`]. So no peer holds more than a quarter of
     /// a queue, at least one and at most 16, with messages that never become whole.
     pub fn may_bind(&self, arrival: &Arrival, queue: usize) -> bool {
-        let exchange = self.peers.get(&arrival.route).and_then(|peer| peer.exchange.as_ref());
+        let exchange = self.peers.of(arrival.route).and_then(|peer| peer.exchange.as_ref());
         let bound = exchange.map_or(0, |exchange| exchange.bound(arrival.pair.destination));
         bound < (queue / 4).clamp(1, BOUND_MOST)
     }
@@ -257,10 +282,11 @@ impl Rd {
     pub fn on_receives_posted(&mut self, now: &Now, qpn: u32, receives: usize) {
         let receives = u8::try_from(receives).unwrap_or(u8::MAX);
         for route in self.refused.remove(&qpn).into_iter().flatten() {
-            let exchange = self.peers.get_mut(&route).and_then(|peer| peer.exchange.as_mut());
+            let Some(id) = self.peers.find(route) else { continue };
+            let exchange = self.peers.get_mut(id).and_then(|peer| peer.exchange.as_mut());
             if let Some(exchange) = exchange {
                 exchange.on_receives_posted(qpn, receives);
-                self.after(now.get(), route);
+                self.after(now.get(), id);
             }
         }
     }
@@ -284,22 +310,22 @@ impl Rd {
     /// When [`Self::handle_timeout`] must be called.
     pub fn poll_timeout(&self) -> Option<Instant> {
         // The timers of those that may have something to send are set when they have nothing more.
-        let queued = self.sending.iter().filter_map(|route| self.timer_of(self.peers.get(route)?));
+        let queued = self.sending.iter().filter_map(|id| self.timer_of(self.peers.get(*id)?));
         self.timers.first().map(|(at, _)| *at).into_iter().chain(queued).min()
     }
 
     /// Does what is due.
     pub fn handle_timeout(&mut self, now: &Now) {
         let now = now.get();
-        let queued: SmallVec<[Route; 4]> = self.sending.iter().copied().collect();
-        queued.into_iter().for_each(|route| self.reset_timer(now, route));
-        while let Some((_, route)) = self.timers.first().copied().filter(|(at, _)| *at <= now) {
-            self.on_timer(now, route);
-            self.after(now, route);
-            self.reset_timer(now, route);
+        let queued: SmallVec<[PeerId; 4]> = self.sending.iter().copied().collect();
+        queued.into_iter().for_each(|id| self.reset_timer(now, id));
+        while let Some((_, id)) = self.timers.first().copied().filter(|(at, _)| *at <= now) {
+            self.on_timer(now, id);
+            self.after(now, id);
+            self.reset_timer(now, id);
             // What is due at this very moment and stays so, as an acknowledgement to send, is not done here.
-            if self.timers.first().is_some_and(|(at, other)| *other == route && *at <= now) {
-                self.set_timer(route, Some(now + Duration::from_nanos(1)));
+            if self.timers.first().is_some_and(|(at, other)| *other == id && *at <= now) {
+                self.set_timer(id, Some(now + Duration::from_nanos(1)));
             }
         }
     }
@@ -311,16 +337,16 @@ impl Rd {
             return Some(route);
         }
         let now = now.get();
-        while let Some(route) = self.sending.pop_front() {
-            if self.transmit(now, route, out).is_some() {
+        while let Some(id) = self.sending.pop_front() {
+            if let Some(route) = self.transmit(now, id, out) {
                 // The others come first next time.
-                self.sending.push_back(route);
+                self.sending.push_back(id);
                 return Some(route);
             }
-            if let Some(peer) = self.peers.get_mut(&route) {
+            if let Some(peer) = self.peers.get_mut(id) {
                 peer.is_queued = false;
             }
-            self.reset_timer(now, route);
+            self.reset_timer(now, id);
         }
         None
     }
@@ -329,20 +355,19 @@ impl Rd {
     /// The owner goes on until [`Self::is_closed`].
     pub fn close(&mut self, now: &Now) {
         self.is_closed = true;
-        let routes: Vec<Route> = self.peers.keys().copied().collect();
-        for route in routes {
-            let peer = self.peer(route);
+        for id in self.peers.ids() {
+            let Some(peer) = self.peers.get_mut(id) else { continue };
             (peer.attempt, peer.waiting_since) = (None, None);
             peer.waiting.clear();
             peer.dead.clear();
             peer.exchange.iter_mut().for_each(|exchange| exchange.close());
-            self.after(now.get(), route);
+            self.after(now.get(), id);
         }
     }
 
     /// Every peer has been told.
     pub fn is_closed(&self) -> bool {
-        let mut exchanges = self.peers.values().filter_map(|peer| peer.exchange.as_ref());
+        let mut exchanges = self.peers.iter().filter_map(|(_, peer)| peer.exchange.as_ref());
         self.is_closed && exchanges.all(|exchange| exchange.is_closed())
     }
 
@@ -353,8 +378,13 @@ impl Rd {
 
     /// Bytes of segments that wait for their turn.
     pub fn held_bytes(&self) -> usize {
-        let exchanges = self.peers.values().filter_map(|peer| peer.exchange.as_ref());
+        let exchanges = self.peers.iter().filter_map(|(_, peer)| peer.exchange.as_ref());
         exchanges.map(|exchange| exchange.held_bytes()).sum()
+    }
+
+    /// Bytes of the longest packet on this route.
+    fn longest(&self, route: Route) -> usize {
+        if is_local(route) { self.config.local_packet_len } else { self.config.packet_len }
     }
 
     fn has_room(&self, address: IpAddr) -> bool {
@@ -362,12 +392,9 @@ impl Rd {
         self.peers.len() < self.config.most_peers && of_one < self.config.most_peers_of_one
     }
 
-    fn peer(&mut self, route: Route) -> &mut Peer {
-        let of_address = &mut self.of_address;
-        self.peers.entry(route).or_insert_with(|| {
-            *of_address.entry(route.remote.ip()).or_insert(0) += 1;
-            Peer::default()
-        })
+    fn new_peer(&mut self, route: Route) -> PeerId {
+        *self.of_address.entry(route.remote.ip()).or_insert(0) += 1;
+        self.peers.add(route)
     }
 
     // --- Packets.
@@ -386,21 +413,24 @@ impl Rd {
             features: 0,
             cookie: Cookie { key: made.hash, made: made.made },
             credit: self.room.share(now.get(), 1),
-            largest: u16::try_from(self.config.packet_len).unwrap_or(u16::MAX),
+            largest: u16::try_from(self.longest(route)).unwrap_or(u16::MAX),
         };
         let header = answer_header(route, Kind::Challenge, token);
         self.answers.push_back((route, challenge.to_packet(&header).to_vec()));
     }
 
-    fn on_challenge(&mut self, now: &Now, route: Route, packet: &Packet<'_>) {
+    fn on_challenge(&mut self, now: &Now, id: PeerId, packet: &Packet<'_>) {
         let Ok(challenge) = Challenge::parse(packet.body()) else { return };
-        let Some(peer) = self.peers.get_mut(&route) else { return };
+        let Some(route) = self.peers.get(id).map(|peer| peer.route) else { return };
+        let longest = self.longest(route);
+        let Some(peer) = self.peers.get_mut(id) else { return };
         let Some(Attempt::Asking { token, hellos, sent, .. }) = peer.attempt else { return };
         // TODO(docs/rd.md section 8): a peer whose home port is another one than the asked port, with CLAIM,
         // comes with the driver, which has several ports.
         if token != packet.header().key || challenge.home_port != route.remote.port() {
             return;
         }
+        let longest = usize::from(challenge.largest).max(LEAST_PACKET).min(longest);
         if challenge.highest == 0 {
             peer.attempt = None;
             peer.fail_waiting(Failure::Incompatible, &mut self.actions);
@@ -426,7 +456,8 @@ impl Rd {
             own_key: token,
             peer_key: challenge.cookie.key,
             version,
-            largest: usize::from(challenge.largest).max(LEAST_PACKET),
+            longest,
+            most_requests: self.config.most_requests,
             credit: u64::from(challenge.credit) * CREDIT_UNIT,
             role: Role::Initiator(open),
         };
@@ -434,19 +465,18 @@ impl Rd {
         peer.attempt = Some(Attempt::Opening(Box::new(Exchange::new(now, start, rtt))));
     }
 
-    fn on_packet(&mut self, now: &Now, route: Route, packet: &Packet<'_>, arrivals: &mut Vec<Arrival>) {
+    fn on_packet(&mut self, now: &Now, id: PeerId, packet: &Packet<'_>, arrivals: &mut Vec<Arrival>) {
         let header = packet.header();
         let now = now.get();
         let blind = self.blind(now);
-        let peer = self.peers.get_mut(&route);
-        let Some(peer) = peer.filter(|peer| {
-            let own_key = |exchange: &Exchange| exchange.start.own_key == header.key;
-            let opening = matches!(&peer.attempt, Some(Attempt::Opening(opening)) if own_key(opening));
-            opening || peer.exchange.as_ref().is_some_and(|exchange| own_key(exchange))
-        }) else {
+        let Some(peer) = self.peers.get_mut(id) else { return };
+        let own_key = |exchange: &Exchange| exchange.start.own_key == header.key;
+        let opening = matches!(&peer.attempt, Some(Attempt::Opening(opening)) if own_key(opening));
+        if !opening && !peer.exchange.as_ref().is_some_and(|exchange| own_key(exchange)) {
+            let route = peer.route;
             self.answer_unknown(now, route, header.key);
             return;
-        };
+        }
         if let Some(Attempt::Opening(opening)) = &mut peer.attempt
             && opening.start.own_key == header.key
         {
@@ -485,58 +515,66 @@ impl Rd {
         if !is_possible {
             return;
         }
-        let known = self.peers.get(&route);
-        let own = known.and_then(|peer| peer.exchange.as_ref());
+        let known = self.peers.find(route);
+        let own = known.and_then(|id| self.peers.get(id)?.exchange.as_ref());
         let is_ours = own.is_some_and(|exchange| {
             let start = &exchange.start;
             exchange.is_responder() && start.own_key == header.key && start.peer_key == open.token
         });
-        if !is_ours && !self.accept(now, route, header, &open) {
-            return;
-        }
+        let accepted = if is_ours { known } else { self.accept(now, route, header, &open) };
         let now = now.get();
         let blind = self.blind(now);
-        let Some(peer) = self.peers.get_mut(&route) else { return };
-        let Some(exchange) = &mut peer.exchange else { return };
-        self.room.on_heard(now, &mut peer.heard);
-        let over = exchange.handle_input(now, blind, header, chunks, at, arrivals, &mut self.actions);
-        if let Some(Over::Failed(failure)) = over {
-            arrivals.clear();
-            peer.end_exchange(now, failure, &mut self.actions);
+        if let Some(id) = accepted
+            && let Some(peer) = self.peers.get_mut(id)
+            && let Some(exchange) = &mut peer.exchange
+        {
+            self.room.on_heard(now, &mut peer.heard);
+            let over = exchange.handle_input(now, blind, header, chunks, at, arrivals, &mut self.actions);
+            if let Some(Over::Failed(failure)) = over {
+                arrivals.clear();
+                peer.end_exchange(now, failure, &mut self.actions);
+            }
+        }
+        // One that was not accepted may be forgotten again.
+        if let Some(id) = self.peers.find(route) {
+            self.after(now, id);
         }
     }
 
     /// Makes an exchange for an Open, if that may be.
-    fn accept(&mut self, now: &Now, route: Route, header: &Header, open: &Open) -> bool {
+    fn accept(&mut self, now: &Now, route: Route, header: &Header, open: &Open) -> Option<PeerId> {
         let cookie = introduction::Cookie { made: open.made, hash: header.key };
         let made = self.proof.made(now, route.remote, &added(route, open.token), cookie);
         let now_at = now.get();
         let is_right = made.is_some_and(|made| now_at.saturating_duration_since(made) <= COOKIE_LIFE);
-        let has_room = self.peers.contains_key(&route) || self.has_room(route.remote.ip());
+        let known = self.peers.find(route);
+        let has_room = known.is_some() || self.has_room(route.remote.ip());
         // Nothing that a forger sends goes beyond this line.
         if !is_right || !has_room {
-            return false;
+            return None;
         }
         let own_is_larger = route.local > route.remote;
-        let id = self.next_exchange;
+        let longest = self.longest(route);
+        let exchange_id = self.next_exchange;
         let mut flushed = Vec::new();
-        let peer = self.peer(route);
+        let id = known.unwrap_or_else(|| self.new_peer(route));
+        let peer = self.peers.get_mut(id)?;
         peer.dead.retain(|dead| dead.until > now_at);
         if let Some(dead) = peer.dead.iter().find(|dead| dead.token == open.token) {
             // The first Cross may be lost.
             if dead.is_crossed {
                 self.answer_cross(route, open.token);
             }
-            return false;
+            return None;
         }
         if peer.dead.len() + usize::from(peer.exchange.is_some()) > DEAD_MOST {
-            return false;
+            return None;
         }
         // A late Open of an attempt before the present exchange.
         if let Some(Role::Responder { made }) = peer.exchange.as_ref().map(|exchange| exchange.start.role)
             && open.made < made
         {
-            return false;
+            return None;
         }
         if let Some(Attempt::Opening(opening)) = &mut peer.attempt {
             if own_is_larger {
@@ -545,10 +583,10 @@ impl Rd {
                     peer.keep(now_at, open.token, true);
                     self.answer_cross(route, open.token);
                 }
-                return false;
+                return None;
             }
             if !opening.is_crossed {
-                return false;
+                return None;
             }
             let ignored = opening.take_all(&mut flushed);
             peer.put_back(now_at, ignored);
@@ -556,22 +594,23 @@ impl Rd {
         peer.attempt = None;
         self.actions.append(&mut flushed);
         let start = Start {
-            id,
+            id: exchange_id,
             route,
             own_key: header.key,
             peer_key: open.token,
             version: open.version,
-            largest: LARGEST_PACKET,
+            longest: if is_local(route) { longest } else { longest.min(LARGEST_PACKET) },
+            most_requests: self.config.most_requests,
             credit: first_credit(),
             role: Role::Responder { made: open.made },
         };
         let exchange = Box::new(Exchange::new(now_at, start, Rtt::new()));
         self.next_exchange += 1;
-        if let Some(peer) = self.peers.get_mut(&route) {
+        if let Some(peer) = self.peers.get_mut(id) {
             peer.end_exchange(now_at, Failure::Restarted, &mut self.actions);
             peer.exchange = Some(exchange);
         }
-        true
+        Some(id)
     }
 
     /// Only to an Open with a right cookie, so it is as rare as the peer's Opens.
@@ -580,16 +619,16 @@ impl Rd {
         self.answers.push_back((route, cross.to_vec()));
     }
 
-    fn on_unknown(&mut self, now: &Now, route: Route, key: u64) {
-        let Some(peer) = self.peers.get_mut(&route) else { return };
+    fn on_unknown(&mut self, now: &Now, id: PeerId, key: u64) {
+        let Some(peer) = self.peers.get_mut(id) else { return };
         let exchange = peer.exchange.as_mut().filter(|exchange| exchange.start.peer_key == key);
         if exchange.is_some_and(|exchange| exchange.on_unknown(now.get())) {
             peer.end_exchange(now.get(), Failure::Restarted, &mut self.actions);
         }
     }
 
-    fn on_cross(&mut self, route: Route, key: u64) {
-        let peer = self.peers.get_mut(&route).filter(|_| route.local < route.remote);
+    fn on_cross(&mut self, id: PeerId, key: u64) {
+        let peer = self.peers.get_mut(id).filter(|peer| peer.route.local < peer.route.remote);
         if let Some(Attempt::Opening(opening)) = peer.and_then(|peer| peer.attempt.as_mut())
             && opening.start.own_key == key
         {
@@ -599,8 +638,8 @@ impl Rd {
 
     // --- Time.
 
-    fn on_timer(&mut self, now: Instant, route: Route) {
-        let Some(peer) = self.peers.get_mut(&route) else { return };
+    fn on_timer(&mut self, now: Instant, id: PeerId) {
+        let Some(peer) = self.peers.get_mut(id) else { return };
         peer.dead.retain(|dead| dead.until > now);
         let mut is_over =
             |exchange: &mut Box<Exchange>| exchange.handle_timeout(now, &self.config, &mut self.actions);
@@ -632,8 +671,8 @@ impl Rd {
 
     /// After anything that concerns a peer: messages go where they can, and the peer is asked what it has to
     /// send. Its timer follows when that is nothing more: once for all that happens in a turn of the owner.
-    fn after(&mut self, now: Instant, route: Route) {
-        let Some(peer) = self.peers.get_mut(&route) else { return };
+    fn after(&mut self, now: Instant, id: PeerId) {
+        let Some(peer) = self.peers.get_mut(id) else { return };
         if !peer.waiting.is_empty() {
             let exchange = match (&mut peer.attempt, &mut peer.exchange) {
                 (Some(Attempt::Opening(opening)), _) if !opening.is_crossed => Some(opening),
@@ -657,31 +696,33 @@ impl Rd {
             peer.attempt = None;
         }
         if peer.is_empty() {
-            self.forget(route);
+            self.forget(id);
             return;
         }
         if !std::mem::replace(&mut peer.is_queued, true) {
-            self.sending.push_back(route);
+            self.sending.push_back(id);
         }
     }
 
-    fn forget(&mut self, route: Route) {
-        self.set_timer(route, None);
-        if self.peers.remove(&route).is_some_and(|peer| peer.is_queued) {
-            self.sending.retain(|other| *other != route);
+    fn forget(&mut self, id: PeerId) {
+        self.set_timer(id, None);
+        let Some(peer) = self.peers.remove(id) else { return };
+        if peer.is_queued {
+            self.sending.retain(|other| *other != id);
         }
-        if let Some(count) = self.of_address.get_mut(&route.remote.ip()) {
+        let address = peer.route.remote.ip();
+        if let Some(count) = self.of_address.get_mut(&address) {
             *count -= 1;
             if *count == 0 {
-                self.of_address.remove(&route.remote.ip());
+                self.of_address.remove(&address);
             }
         }
     }
 
-    fn reset_timer(&mut self, now: Instant, route: Route) {
-        let Some(peer) = self.peers.get(&route) else { return };
+    fn reset_timer(&mut self, now: Instant, id: PeerId) {
+        let Some(peer) = self.peers.get(id) else { return };
         let timer = self.timer_of(peer).map(|at| at.max(now));
-        self.set_timer(route, timer);
+        self.set_timer(id, timer);
     }
 
     /// When there is something to do for a peer.
@@ -700,40 +741,47 @@ impl Rd {
         others.into_iter().flatten().min()
     }
 
-    fn set_timer(&mut self, route: Route, timer: Option<Instant>) {
-        let Some(peer) = self.peers.get_mut(&route) else { return };
+    fn set_timer(&mut self, id: PeerId, timer: Option<Instant>) {
+        let Some(peer) = self.peers.get_mut(id) else { return };
         if peer.timer != timer {
             peer.timer.iter().for_each(|old| {
-                self.timers.remove(&(*old, route));
+                self.timers.remove(&(*old, id));
             });
-            self.timers.extend(timer.map(|at| (at, route)));
+            self.timers.extend(timer.map(|at| (at, id)));
             peer.timer = timer;
         }
     }
 
     // --- Output.
 
-    fn transmit(&mut self, now: Instant, route: Route, out: &mut PacketBuf) -> Option<()> {
-        let peer = self.peers.get_mut(&route)?;
-        let credit = self.room.share(now, 0);
+    fn transmit(&mut self, now: Instant, id: PeerId, out: &mut PacketBuf) -> Option<Route> {
+        let peer = self.peers.get_mut(id)?;
+        let (route, credit) = (peer.route, self.room.share(now, 0));
         if let Some(exchange) = &mut peer.exchange
-            && let Some(sent) = exchange.poll_transmit(now, &self.config, credit, out)
+            && exchange.poll_transmit(now, &self.config, credit, out).is_some()
         {
-            return Some(sent);
+            return Some(route);
         }
         let attempt = peer.attempt.as_mut()?;
         let is_due = hello_at(attempt).is_some_and(|at| at <= now);
         match attempt {
-            Attempt::Opening(opening) => opening.poll_transmit(now, &self.config, credit, out),
+            Attempt::Opening(opening) => {
+                opening.poll_transmit(now, &self.config, credit, out).map(|()| route)
+            }
             Attempt::Asking { token, hellos, sent, .. } if is_due => {
                 (*hellos, *sent) = (*hellos + 1, Some(now));
                 let header = answer_header(route, Kind::Hello, *token);
                 out.put_sealed(&Hello { highest: VERSION, features: 0 }.to_packet(&header));
-                Some(())
+                Some(route)
             }
             Attempt::Asking { .. } => None,
         }
     }
+}
+
+/// Whether its packets stay on the host.
+fn is_local(route: Route) -> bool {
+    route.local.ip() == route.remote.ip()
 }
 
 /// The shortest packet length that is ever used: IPv6's least MTU without its headers.

@@ -54,8 +54,10 @@ pub(super) struct Start {
     pub(super) peer_key: u64,
     /// The RD version of its packets.
     pub(super) version: u8,
-    /// The longest packet that the peer takes.
-    pub(super) largest: usize,
+    /// Bytes of the longest packet that both ends take.
+    pub(super) longest: usize,
+    /// Requests without an answer at a time.
+    pub(super) most_requests: usize,
     /// Charge that it lets this process have in flight at first.
     pub(super) credit: u64,
     /// In the initiator, what an Open says; in the responder, when the cookie was made.
@@ -156,7 +158,7 @@ impl Exchange {
             window: 0,
             credit: start.credit,
             received: Received::default(),
-            outgoing: OutgoingMessages::new(),
+            outgoing: OutgoingMessages::new(start.most_requests),
             incoming: IncomingMessages::new(start.id),
             ready: SmallVec::new(),
             probes: 0,
@@ -213,6 +215,15 @@ impl Exchange {
         report(finished, actions);
         self.note_waiting(now);
         message
+    }
+
+    /// The owner has the answer to a request. Returns whether it was here.
+    pub(super) fn on_answered(&mut self, now: Instant, ticket: Ticket, actions: &mut Vec<Action>) -> bool {
+        let mut finished = Finished::new();
+        let was_here = self.outgoing.on_answered(ticket, &mut finished);
+        report(finished, actions);
+        self.note_waiting(now);
+        was_here
     }
 
     /// An Open that was never sent, and has nothing to say any more.
@@ -623,7 +634,7 @@ impl Exchange {
             return None;
         }
         let ack_is_due = self.received.due().is_some_and(|due| due <= now);
-        let longest = self.longest(config);
+        let longest = self.start.longest;
         self.window = self.congestion.bytes(longest);
         let is_open = self.has_room(config, 0);
         let may_send = (is_open && self.pacer.due(now).is_none()) || self.probes > 0;
@@ -678,18 +689,13 @@ impl Exchange {
 
     /// Whether a packet of full length may be in flight besides those that are, and one of `more` bytes.
     fn has_room(&self, config: &Config, more: usize) -> bool {
-        let longest = self.longest(config);
+        let longest = self.start.longest;
         let window = self.window.min(config.window);
         let cost = charge(longest) + if more > 0 { charge(more) } else { 0 };
         // One packet always goes: its acknowledgement brings the next credit.
         let is_first = !self.recovery.is_waiting() && more == 0;
         self.recovery.in_flight() + (longest + more) as u64 <= window
             && (is_first || self.recovery.charge() + cost <= self.credit)
-    }
-
-    /// Bytes of the longest packet.
-    fn longest(&self, config: &Config) -> usize {
-        config.packet_len.min(self.start.largest)
     }
 
     fn begin(&mut self, _: Instant, out: &mut PacketBuf) {

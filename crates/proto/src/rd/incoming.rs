@@ -3,7 +3,7 @@
 //!
 //! | state | event | next |
 //! |---|---|---|
-//! | none | a segment that may be placed | begun: it is placed, and a Send takes a receive |
+//! | none | a segment that may be placed | begun: it is placed, and takes a receive if it needs one |
 //! | none, begun | a segment whose turn has not come | held |
 //! | begun | no receive is posted | none, VERDICT "not ready" |
 //! | begun | whole, and the message before it has ended | Done |
@@ -32,6 +32,8 @@ pub(super) const NO_PROGRESS: Duration = Duration::from_secs(1);
 const HOLD: usize = 256 * 1024;
 /// What a held segment costs besides its payload.
 const HELD_COST: usize = 96;
+/// Queue pairs of which the peer is known to know the Q_Key.
+const PROVEN_MOST: usize = 8;
 /// Verdicts in one packet. The others go with the next.
 const VERDICTS_MOST: usize = 16;
 /// The timer of a verdict on a message whose receive was taken back: at once.
@@ -41,7 +43,7 @@ const AT_ONCE: u8 = AGAIN | 1;
 struct Record {
     pair: QpnPair,
     len: u32,
-    takes_receive: bool,
+    is_send: bool,
     /// The message before it in its flow; `None`: not ordered.
     ordered: Option<Before>,
     first: Option<First>,
@@ -68,8 +70,13 @@ impl Record {
         self.placing == 0 && self.arrived.covers(&(0..u64::from(self.len.max(1))))
     }
 
+    /// A Send, or a Write with an immediate, of which that is known with its first segment.
+    fn takes_receive(&self) -> bool {
+        self.is_send || self.first.is_some_and(|first| first.immediate.is_some())
+    }
+
     fn is_settled_by_arrival(&self) -> bool {
-        self.ordered.is_none() || self.takes_receive
+        self.ordered.is_none() || self.is_send
     }
 }
 
@@ -112,6 +119,8 @@ pub(super) struct IncomingMessages {
     held_bytes: usize,
     /// Receives of each queue pair that messages have taken and not completed.
     bound: BTreeMap<u32, usize>,
+    /// The last queue pairs to which a Send of the peer's process was delivered, the newest first.
+    proven: SmallVec<[u32; PROVEN_MOST]>,
     /// Told until a packet with it is acknowledged, or the message has ended.
     opinions: BTreeMap<u64, Opinion>,
     /// Where the last packet's list of verdicts, and its list of ended messages, went on.
@@ -132,6 +141,7 @@ impl IncomingMessages {
             held: BTreeMap::new(),
             held_bytes: 0,
             bound: BTreeMap::new(),
+            proven: SmallVec::new(),
             opinions: BTreeMap::new(),
             opinions_from: 0,
             ended_from: 0,
@@ -205,7 +215,7 @@ impl IncomingMessages {
     /// The record of a segment's message. `None`: the segment contradicts what is known of it.
     fn record(&mut self, now: Instant, number: u64, segment: &Segment<'_>) -> Option<&mut Record> {
         let head = &segment.head;
-        let takes_receive = matches!(segment.ddp, ddp::Header::Untagged(ddp) if ddp.qn == ddp::QN_SEND);
+        let is_send = matches!(segment.ddp, ddp::Header::Untagged(ddp) if ddp.qn == ddp::QN_SEND);
         let ordered = match head.behind {
             None => None,
             Some(0) => Some(Before::Nothing),
@@ -226,7 +236,7 @@ impl IncomingMessages {
             entry.insert(Record {
                 pair,
                 len: segment.message_len(),
-                takes_receive,
+                is_send,
                 ordered,
                 first: None,
                 arrived: RangeSet::default(),
@@ -238,8 +248,8 @@ impl IncomingMessages {
             });
         }
         self.records.get_mut(&number).filter(|record| {
-            let known = (record.pair, record.len, record.takes_receive, record.ordered);
-            known == (pair, segment.message_len(), takes_receive, ordered)
+            let known = (record.pair, record.len, record.is_send, record.ordered);
+            known == (pair, segment.message_len(), is_send, ordered)
         })
     }
 
@@ -251,11 +261,14 @@ impl IncomingMessages {
             Some(Before::Message(before)) if self.has_ended(before) => true,
             Some(Before::Message(before)) => {
                 let before = self.records.get(&before);
-                record.takes_receive && before.is_some_and(|before| before.has_receive)
+                record.is_send && before.is_some_and(|before| before.has_receive)
             }
         };
-        // Rights to memory are in the first segment. A Send only writes into its own receive.
-        let has_rights = is_first || record.first.is_some() || record.takes_receive;
+        // The first segment has the Q_Key and the rights to memory. A Send only writes into its own receive;
+        // but without the Q_Key it must not even take one, which it would have until it makes no progress.
+        let has_rights = is_first
+            || record.first.is_some()
+            || (record.is_send && self.proven.contains(&record.pair.destination));
         let is_next = record.is_settled_by_arrival() || record.arrived.covers(&(0..u64::from(offset)));
         is_ready && has_rights && is_next
     }
@@ -280,6 +293,7 @@ impl IncomingMessages {
         };
         record.arrived.insert(span(offset, len));
         record.first = record.first.or(first);
+        let first = if record.is_send { first } else { record.first };
         record.placing += 1;
         record.progress = now;
         arrivals.push(Arrival {
@@ -311,7 +325,7 @@ impl IncomingMessages {
         let packet = record.packet.max(arrival.packet);
         match placed {
             Placed::Done => {
-                if record.takes_receive && !std::mem::replace(&mut record.has_receive, true) {
+                if record.takes_receive() && !std::mem::replace(&mut record.has_receive, true) {
                     *self.bound.entry(record.pair.destination).or_insert(0) += 1;
                 }
                 if record.refused {
@@ -329,6 +343,9 @@ impl IncomingMessages {
             }
             Placed::Refused(reason) => {
                 record.refused = true;
+                // The Q_Key may be another one by now.
+                let qpn = record.pair.destination;
+                self.proven.retain(|other| *other != qpn);
                 self.drop_held(number);
                 self.give_back(number, actions);
                 self.judge(number, reason, 0, packet);
@@ -367,7 +384,7 @@ impl IncomingMessages {
             };
             let successor = self.successors.get(&number).copied();
             if record.is_whole() && is_turn && !record.refused {
-                self.deliver(number, actions);
+                self.deliver(route, number, actions);
                 next = successor;
             } else if record.has_receive
                 && let Some(successor) = successor
@@ -394,17 +411,24 @@ impl IncomingMessages {
         }
     }
 
-    fn deliver(&mut self, number: u64, actions: &mut Vec<Action>) {
+    fn deliver(&mut self, route: Route, number: u64, actions: &mut Vec<Action>) {
         let Some(record) = self.records.remove(&number) else { return };
         if record.has_receive {
             self.unbind(record.pair.destination);
         }
+        let qpn = record.pair.destination;
+        if record.is_send && self.proven.first() != Some(&qpn) {
+            self.proven.retain(|other| *other != qpn);
+            self.proven.truncate(PROVEN_MOST - 1);
+            self.proven.insert(0, qpn);
+        }
         actions.push(Action::Deliver {
+            route,
             message: MessageId { exchange: self.exchange, number },
             pair: record.pair,
             len: record.len,
             first: record.first.unwrap_or_default(),
-            takes_receive: record.takes_receive,
+            takes_receive: record.takes_receive(),
         });
         self.end(number);
     }
@@ -437,6 +461,7 @@ impl IncomingMessages {
 
     /// The queue pair has ended, and takes nothing of what it has begun to take: those messages are refused.
     pub(super) fn refuse_all(&mut self, qpn: u32, reason: Reason, actions: &mut Vec<Action>) {
+        self.proven.retain(|other| *other != qpn);
         let concerns = |record: &Record| record.pair.destination == qpn && !record.refused;
         let numbers: Vec<u64> =
             self.records.iter().filter(|(_, record)| concerns(record)).map(|(number, _)| *number).collect();

@@ -4,7 +4,7 @@
 use std::net::SocketAddr;
 use std::ops::Range;
 
-use uwarp_wire::ddp::{self, QN_SEND, Tagged, Untagged};
+use uwarp_wire::ddp::{self, QN_READ_REQUEST, QN_SEND, Tagged, Untagged};
 use uwarp_wire::rd::chunk::Reason;
 use uwarp_wire::rd::segment::First;
 
@@ -50,9 +50,14 @@ pub enum Target {
 }
 
 impl Target {
-    /// Whether the message takes a receive.
+    /// Whether the message is a Send, which takes a receive.
     pub fn takes_receive(&self) -> bool {
         matches!(self, Target::Untagged { qn: QN_SEND, .. })
+    }
+
+    /// Whether the receiver answers the message by one of its own: a Read Request or an Atomic Request.
+    pub fn is_answered(&self) -> bool {
+        matches!(self, Target::Untagged { qn: QN_READ_REQUEST, .. })
     }
 
     /// The DDP header of a segment: number of its message, place in it, whether it is the last one.
@@ -126,11 +131,13 @@ pub enum Action {
     Finished {
         /// Which.
         ticket: Ticket,
-        /// `Ok`: it is Done.
+        /// `Ok`: it is Done. Never of a message with an answer, whose success is that answer.
         outcome: Result<(), Failure>,
     },
     /// A message has arrived whole, and it is its turn: complete its receive, if it took one.
     Deliver {
+        /// Where it came from.
+        route: Route,
         /// Which.
         message: MessageId,
         /// From which queue pair to which.
@@ -139,7 +146,7 @@ pub enum Action {
         len: u32,
         /// The Q_Key, the immediate and the job key of its first segment.
         first: First,
-        /// Whether it took a receive.
+        /// Whether it took a receive: a Send, or a message with an immediate.
         takes_receive: bool,
     },
     /// Put the receive of this message back to the front of its queue. Several come last message first, so
@@ -161,8 +168,9 @@ pub enum Bytes {
     Held(Vec<u8>),
 }
 
-/// A segment to place. The owner answers each with a [`Placed`], in their order. The first of a Send takes a
-/// receive, which the owner keeps with the message's id until it is delivered or taken back.
+/// A segment to place. The owner answers each with a [`Placed`], in their order. The first of a Send, or of a
+/// message with an immediate, takes a receive, which the owner keeps with the message's id until it is
+/// delivered or taken back.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Arrival {
     /// Where it came from.
@@ -171,7 +179,8 @@ pub struct Arrival {
     pub message: MessageId,
     /// From which queue pair to which.
     pub pair: QpnPair,
-    /// The Q_Key, the immediate and the job key, if this is the first segment.
+    /// The Q_Key, the immediate and the job key. Of a Send in its first segment only; of all others in each
+    /// one, because each must have the right to its memory.
     pub first: Option<First>,
     /// Its DDP header.
     pub ddp: ddp::Header,
@@ -189,7 +198,7 @@ pub struct Arrival {
 /// What became of an [`Arrival`].
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum Placed {
-    /// The payload is in its place. A Send has a receive from now on.
+    /// The payload is in its place. A message that takes a receive has one from now on.
     Done,
     /// No receive is posted; try again after this time, coded as InfiniBand's RNR NAK timer field.
     NoReceive(u8),

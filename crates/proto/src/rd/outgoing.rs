@@ -8,7 +8,9 @@
 //! | alone | the first segment is acknowledged | sending, the rest |
 //! | alone | VERDICT "not ready" of the present try | waiting |
 //! | sending, alone | another VERDICT | refused |
-//! | sending, alone, waiting, refused | Done | gone: success |
+//! | sending, alone, waiting, refused | Done | gone: success; of a request, answered or asked |
+//! | asked | its owner has the answer | gone |
+//! | asked | its owner withdraws it | gone: failure is reported |
 //! | queued | its owner withdraws it | gone: failure is reported, for those queued behind it too |
 //! | sending, alone, waiting, refused | its owner withdraws it | withdrawn: failure is reported |
 //! | withdrawn | Done | gone |
@@ -29,6 +31,8 @@ use super::range_set::RangeSet;
 use super::recovery::Content;
 
 /// The receiver takes no message so far above its floor (docs/rd.md section 3).
+// TODO(docs/limits.md): one message that waits for a receive without limit holds the floor, and with it all
+// others of the two processes. It cannot get a new number: a late copy under the old one may be delivered.
 pub(super) const WINDOW: u64 = 2048;
 /// In the timer of a VERDICT: the message has had a receive, which was taken back because the sender was
 /// silent. The next try costs it no retry.
@@ -65,6 +69,8 @@ struct Record {
     acknowledged: RangeSet,
     missing: RangeSet,
     retries: u8,
+    /// The owner has its answer.
+    is_answered: bool,
 }
 
 impl Record {
@@ -110,8 +116,14 @@ pub(super) type Finished = Vec<(Ticket, Result<(), Failure>)>;
 #[derive(Debug)]
 pub(super) struct OutgoingMessages {
     queue: VecDeque<(Ticket, Outgoing)>,
-    /// Queued behind a message of its flow that waits.
+    /// Queued behind a message of its flow that waits, or from a request on that must not begin yet.
     parked: BTreeMap<QpnPair, VecDeque<(Ticket, Outgoing)>>,
+    /// Requests that wait for answers to others: the flows that begin with one, and those of no flow.
+    starved: BTreeSet<QpnPair>,
+    held: VecDeque<(Ticket, Outgoing)>,
+    /// Requests that have begun and are not answered, and how many there may be.
+    requests: usize,
+    most_requests: usize,
     records: BTreeMap<u64, Record>,
     /// Records with something to send; the oldest goes first.
     sendable: BTreeSet<u64>,
@@ -126,13 +138,20 @@ pub(super) struct OutgoingMessages {
     floor: u64,
     groups: BTreeMap<u64, Group>,
     next_group: u64,
+    /// Requests that are Done and whose answers have not come.
+    asked: BTreeMap<Ticket, Outgoing>,
 }
 
 impl OutgoingMessages {
-    pub(super) fn new() -> Self {
+    /// With so many requests at a time.
+    pub(super) fn new(most_requests: usize) -> Self {
         Self {
+            most_requests,
             queue: VecDeque::new(),
             parked: BTreeMap::new(),
+            starved: BTreeSet::new(),
+            held: VecDeque::new(),
+            requests: 0,
             records: BTreeMap::new(),
             sendable: BTreeSet::new(),
             waiting: BTreeSet::new(),
@@ -142,6 +161,7 @@ impl OutgoingMessages {
             floor: 1,
             groups: BTreeMap::new(),
             next_group: 0,
+            asked: BTreeMap::new(),
         }
     }
 
@@ -151,17 +171,17 @@ impl OutgoingMessages {
 
     /// No message is queued or under way.
     pub(super) fn is_empty(&self) -> bool {
-        self.records.is_empty() && self.queue.is_empty() && self.parked.is_empty()
+        !self.has_begun() && self.queue.is_empty() && self.parked.is_empty() && self.held.is_empty()
     }
 
     /// Messages are under way: some of them may have been delivered.
     pub(super) fn has_begun(&self) -> bool {
-        !self.records.is_empty()
+        !self.records.is_empty() || !self.asked.is_empty()
     }
 
-    /// The peer owes news of a message, not only of packets.
+    /// The peer owes news of a message, or an answer, not only news of packets.
     pub(super) fn awaits_news(&self) -> bool {
-        self.records.len() > self.waiting.len()
+        self.records.len() > self.waiting.len() || !self.asked.is_empty()
     }
 
     pub(super) fn next_number(&self) -> u64 {
@@ -174,7 +194,30 @@ impl OutgoingMessages {
     }
 
     fn may_begin(&self) -> bool {
-        !self.queue.is_empty() && self.next_number < self.floor + WINDOW
+        (!self.queue.is_empty() || self.may_feed()) && self.next_number < self.floor + WINDOW
+    }
+
+    /// Requests wait, and one may begin.
+    fn may_feed(&self) -> bool {
+        self.requests < self.most_requests && !(self.starved.is_empty() && self.held.is_empty())
+    }
+
+    /// Brings one of them to the queue again.
+    fn feed(&mut self) {
+        if !self.may_feed() {
+            return;
+        }
+        match self.starved.pop_first() {
+            Some(pair) => self.unpark(pair),
+            None => self.held.pop_front().into_iter().for_each(|held| self.queue.push_front(held)),
+        }
+    }
+
+    /// Whether a new message of this flow would overtake one, or would only be held or refused.
+    fn must_wait(&self, pair: QpnPair) -> bool {
+        let flow = self.flows.get(&pair);
+        let mut ends = flow.into_iter().flat_map(|flow| [flow.front(), flow.back()]).flatten();
+        self.parked.contains_key(&pair) || ends.any(|end| self.records.get(end).is_some_and(is_stopped))
     }
 
     /// The next segment of at most `room` bytes, all headers included, in packet `packet`. A message is cut
@@ -238,22 +281,32 @@ impl OutgoingMessages {
     /// Gives the next queued message a number.
     fn begin(&mut self) -> Option<u64> {
         while self.may_begin() {
+            self.feed();
             let (ticket, message) = self.queue.pop_front()?;
+            let asks = message.target.is_answered();
+            let is_starved = asks && self.requests >= self.most_requests;
+            if is_starved && !message.ordered {
+                self.held.push_back((ticket, message));
+                continue;
+            }
             let number = self.next_number;
             let mut behind = None;
             if message.ordered {
-                let flow = self.flows.entry(message.pair).or_default();
-                let ends = [flow.front(), flow.back()];
-                if ends.into_iter().flatten().any(|end| self.records.get(end).is_some_and(is_stopped)) {
+                if is_starved || self.must_wait(message.pair) {
+                    if is_starved {
+                        self.starved.insert(message.pair);
+                    }
                     self.parked.entry(message.pair).or_default().push_back((ticket, message));
                     continue;
                 }
+                let flow = self.flows.entry(message.pair).or_default();
                 // The window bounds the distance.
                 let distance = flow.back().map_or(0, |last| number - last);
                 behind = Some(u16::try_from(distance).unwrap_or(u16::MAX));
                 flow.push_back(number);
             }
             self.next_number += 1;
+            self.requests += usize::from(asks);
             let record = Record {
                 ticket,
                 message,
@@ -265,6 +318,7 @@ impl OutgoingMessages {
                 acknowledged: RangeSet::default(),
                 missing: RangeSet::default(),
                 retries: message.rnr_retry,
+                is_answered: false,
             };
             self.records.insert(number, record);
             // It may not fit into this packet.
@@ -272,6 +326,14 @@ impl OutgoingMessages {
             return Some(number);
         }
         None
+    }
+
+    /// Everything that is queued, in the order of the posts of each flow.
+    fn gather_queued(&mut self) {
+        self.starved.clear();
+        self.queue.append(&mut self.held);
+        let pairs: Vec<QpnPair> = self.parked.keys().copied().collect();
+        pairs.into_iter().for_each(|pair| self.unpark(pair));
     }
 
     /// Keeps `sendable` true of a record.
@@ -336,8 +398,14 @@ impl OutgoingMessages {
         if record.is_reported() {
             self.groups.values_mut().for_each(|group| group.messages.retain(|other| *other != number));
             self.groups.retain(|_, group| !group.messages.is_empty());
-        } else {
+        } else if !record.message.target.is_answered() {
             finished.push((record.ticket, Ok(())));
+        } else if !record.is_answered {
+            self.asked.insert(record.ticket, record.message);
+        }
+        let is_over = record.is_reported() || record.is_answered;
+        if record.message.target.is_answered() && is_over {
+            self.requests = self.requests.saturating_sub(1);
         }
         if record.message.ordered {
             let pair = record.message.pair;
@@ -434,8 +502,31 @@ impl OutgoingMessages {
         self.note(entry.1);
     }
 
+    /// The owner has the answer to a request. Returns whether it was here.
+    pub(super) fn on_answered(&mut self, ticket: Ticket, finished: &mut Finished) -> bool {
+        // Most often the news that it is Done have come with the answer.
+        if self.asked.remove(&ticket).is_some() {
+            self.requests = self.requests.saturating_sub(1);
+            return true;
+        }
+        // Otherwise the answer is the news.
+        let record = self.records.iter_mut().find(|(_, record)| record.ticket == ticket);
+        let Some((number, record)) = record else { return false };
+        record.is_answered = true;
+        let number = *number;
+        self.on_ended(number, finished);
+        self.fail_in_turn(finished);
+        true
+    }
+
     /// The owner gives a message up. `Some`: it was here, and had not ended.
     pub(super) fn withdraw(&mut self, ticket: Ticket, finished: &mut Finished) -> Option<Outgoing> {
+        if let Some(message) = self.asked.remove(&ticket) {
+            finished.push((ticket, Err(Failure::Withdrawn)));
+            self.requests = self.requests.saturating_sub(1);
+            // It is Done, so nothing behind it in its flow fails.
+            return Some(Outgoing { ordered: false, ..message });
+        }
         let begun =
             self.records.iter().find(|(_, record)| record.ticket == ticket).map(|(number, _)| *number);
         let message = match begun {
@@ -463,7 +554,7 @@ impl OutgoingMessages {
     }
 
     fn take_queued(&mut self, ticket: Ticket) -> Option<Outgoing> {
-        let queues = self.parked.values_mut().chain([&mut self.queue]);
+        let queues = self.parked.values_mut().chain([&mut self.queue, &mut self.held]);
         let message = queues.into_iter().find_map(|queue| take(queue, ticket));
         self.parked.retain(|_, parked| !parked.is_empty());
         message
@@ -545,7 +636,7 @@ impl OutgoingMessages {
     /// Ends everything: messages under way fail. Returns what is queued and may move to another exchange; in
     /// an ordered flow only if nothing before it fails now.
     pub(super) fn end(&mut self, failure: Failure, finished: &mut Finished) -> Vec<(Ticket, Outgoing)> {
-        let mut all = std::mem::replace(self, Self::new());
+        let mut all = std::mem::replace(self, Self::new(self.most_requests));
         let mut broken = BTreeSet::new();
         for record in all.records.values().filter(|record| record.state != State::Abandoned) {
             if record.message.ordered {
@@ -558,8 +649,8 @@ impl OutgoingMessages {
             };
             finished.push((record.ticket, Err(failure)));
         }
-        let pairs: Vec<QpnPair> = all.parked.keys().copied().collect();
-        pairs.into_iter().for_each(|pair| all.unpark(pair));
+        finished.extend(all.asked.keys().map(|ticket| (*ticket, Err(failure))));
+        all.gather_queued();
         let (flushed, queued): (Vec<_>, Vec<_>) =
             all.queue.into_iter().partition(|(_, message)| message.ordered && broken.contains(&message.pair));
         finished.extend(flushed.into_iter().map(|(ticket, _)| (ticket, Err(Failure::Flushed))));
@@ -570,9 +661,8 @@ impl OutgoingMessages {
     /// peer has said that it ignored them (docs/rd.md section 4). What has failed meanwhile stays failed, and
     /// so does what was posted behind it before that.
     pub(super) fn take_all(&mut self, finished: &mut Finished) -> Vec<(Ticket, Outgoing)> {
-        let mut all = std::mem::replace(self, Self::new());
-        let pairs: Vec<QpnPair> = all.parked.keys().copied().collect();
-        pairs.into_iter().for_each(|pair| all.unpark(pair));
+        let mut all = std::mem::replace(self, Self::new(self.most_requests));
+        all.gather_queued();
         let mut broken = BTreeSet::new();
         let mut left = Vec::new();
         for record in all.records.into_values() {
@@ -588,6 +678,8 @@ impl OutgoingMessages {
                 _ => left.push((record.ticket, record.message)),
             }
         }
+        // An honest peer has none of these: it has taken nothing.
+        finished.extend(all.asked.into_keys().map(|ticket| (ticket, Err(Failure::Restarted))));
         left.extend(all.queue);
         left
     }

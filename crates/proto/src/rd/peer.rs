@@ -1,12 +1,12 @@
 //! What a process keeps of one peer (the table of [`contact`](super::contact)).
 
-use std::collections::VecDeque;
+use std::collections::{BTreeMap, VecDeque};
 use std::time::{Duration, Instant};
 
 use smallvec::SmallVec;
 
 use super::exchange::{Exchange, LIFE, report};
-use super::message::{Action, Failure, Outgoing, Ticket};
+use super::message::{Action, Failure, Outgoing, Route, Ticket};
 use super::outgoing::{Finished, flush, take};
 
 /// Tokens that are kept of one peer besides its exchange's. With more, a new Open is refused.
@@ -24,9 +24,81 @@ pub(super) enum Attempt {
     Opening(Box<Exchange>),
 }
 
-/// What is known of a peer.
+/// Names a peer while it is known. Another one may have the name later.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+pub(super) struct PeerId(u32);
+
+/// All peers. What goes on with one finds it by name: comparing addresses costs more than most of that.
 #[derive(Debug, Default)]
+pub(super) struct Peers {
+    by_route: BTreeMap<Route, PeerId>,
+    slots: Vec<Option<Peer>>,
+    unused: Vec<PeerId>,
+}
+
+impl Peers {
+    pub(super) fn find(&self, route: Route) -> Option<PeerId> {
+        self.by_route.get(&route).copied()
+    }
+
+    pub(super) fn of(&self, route: Route) -> Option<&Peer> {
+        self.get(self.find(route)?)
+    }
+
+    pub(super) fn get(&self, id: PeerId) -> Option<&Peer> {
+        self.slots.get(id.0 as usize)?.as_ref()
+    }
+
+    pub(super) fn get_mut(&mut self, id: PeerId) -> Option<&mut Peer> {
+        self.slots.get_mut(id.0 as usize)?.as_mut()
+    }
+
+    /// A peer that is not known yet.
+    pub(super) fn add(&mut self, route: Route) -> PeerId {
+        let id = self.unused.pop().unwrap_or_else(|| {
+            self.slots.push(None);
+            PeerId(u32::try_from(self.slots.len() - 1).unwrap_or(u32::MAX))
+        });
+        if let Some(slot) = self.slots.get_mut(id.0 as usize) {
+            *slot = Some(Peer::new(route));
+        }
+        self.by_route.insert(route, id);
+        id
+    }
+
+    pub(super) fn remove(&mut self, id: PeerId) -> Option<Peer> {
+        let peer = self.slots.get_mut(id.0 as usize)?.take()?;
+        self.by_route.remove(&peer.route);
+        self.unused.push(id);
+        if self.by_route.is_empty() {
+            // Nothing is left of many.
+            *self = Self::default();
+        }
+        Some(peer)
+    }
+
+    pub(super) fn len(&self) -> usize {
+        self.by_route.len()
+    }
+
+    /// In the order of their addresses.
+    pub(super) fn ids(&self) -> Vec<PeerId> {
+        self.by_route.values().copied().collect()
+    }
+
+    pub(super) fn iter(&self) -> impl Iterator<Item = (PeerId, &Peer)> {
+        self.by_route.values().filter_map(|id| Some((*id, self.get(*id)?)))
+    }
+
+    pub(super) fn iter_mut(&mut self) -> impl Iterator<Item = (PeerId, &mut Peer)> {
+        (0..).map(PeerId).zip(&mut self.slots).filter_map(|(id, slot)| Some((id, slot.as_mut()?)))
+    }
+}
+
+/// What is known of a peer.
+#[derive(Debug)]
 pub(super) struct Peer {
+    pub(super) route: Route,
     pub(super) attempt: Option<Attempt>,
     pub(super) exchange: Option<Box<Exchange>>,
     /// Tokens that no Open may use any more.
@@ -51,6 +123,20 @@ pub(super) struct Dead {
 }
 
 impl Peer {
+    fn new(route: Route) -> Self {
+        Self {
+            route,
+            attempt: None,
+            exchange: None,
+            dead: SmallVec::new(),
+            waiting: VecDeque::new(),
+            waiting_since: None,
+            timer: None,
+            heard: 0,
+            is_queued: false,
+        }
+    }
+
     pub(super) fn is_empty(&self) -> bool {
         self.attempt.is_none() && self.exchange.is_none() && self.dead.is_empty() && self.waiting.is_empty()
     }

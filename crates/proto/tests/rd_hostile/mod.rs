@@ -30,6 +30,8 @@ impl Victim {
 
     fn post(&mut self, ordered: bool, len: u32, tagged: bool) {
         let target = match tagged {
+            // A Read Request, which is never answered here.
+            true if len.is_multiple_of(3) => Target::Untagged { qn: 1, rsvdulp: 0x41, rsvdulp32: 0 },
             true => Target::Tagged { stag: 7, to: u64::MAX - 10, rsvdulp: 0x40 },
             false => Target::Untagged { qn: 0, rsvdulp: 0x43, rsvdulp32: 0 },
         };

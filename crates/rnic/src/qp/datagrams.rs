@@ -31,6 +31,8 @@ pub struct UdSendWr<'a> {
     pub remote_qpn: u32,
     /// The receiver's Q_Key, or one with the top bit set for this queue pair's own.
     pub remote_qkey: u32,
+    /// Of reliable datagrams that name memory: the job key, if not the queue pair's own.
+    pub job_key: Option<u64>,
 }
 
 impl UdSendWr<'_> {

@@ -5,35 +5,41 @@
 //! pairs. A queue pair has the work requests: it gives each message to the machine
 //! ([`RdCore::next_message`]), supplies its bytes for every packet and every repair ([`RdCore::fill`]), and
 //! completes it when it is done ([`RdCore::finished`]). What arrives goes into receives ([`RdCore::place`]),
-//! which stay bound to their messages until these are complete ([`RdCore::deliver`]).
+//! which stay bound to their messages until these are complete ([`RdCore::deliver`]), or into memory that
+//! its sender names ([`remote`]). RDMA Reads and atomic operations are messages, too, and their answers are
+//! others ([`asked`], [`RdCore::take_answer`]).
 //!
 //! A message that fails concerns its own work request only: the queue pair stays in RTS, and is never in SQE.
 //! Work requests complete in any order, because a peer that is gone must not hold up those to others.
 
+mod asked;
 mod receive;
+mod remote;
 mod requests;
 mod status;
 
 use std::collections::VecDeque;
 
-use uwarp_proto::rd::{Failure, Outgoing, QpnPair, Target, Ticket};
-use uwarp_wire::ddp::QN_SEND;
+use uwarp_proto::rd::{Failure, Outgoing, QpnPair, Ticket};
 use uwarp_wire::rd::segment::First;
-use uwarp_wire::rdmap::{Control, Opcode};
 
+use self::asked::Asked;
 pub use self::receive::RdSegment;
 use self::receive::Receives;
+use self::remote::Rights;
+pub use self::remote::{AnswerBytes, RdAnswer, Source};
 use self::requests::{Payload, Request, Requests};
 use self::status::status_of;
 use super::attr::{QpAttr, QpInit, QpModify};
 use super::counters::Snapshot;
-use super::datagrams::{Drops, UdSendWr, copy_out, immediate_of, total_len};
+use super::datagrams::{Drops, UdSendWr, copy_out, total_len};
 use super::shell::Shell;
 use super::state::QpState;
 use crate::ah::Endpoint;
 use crate::error::VerbsError;
-use crate::queues::MAX_MESSAGE;
-use crate::wr::{RecvWr, SendFlags, Wc, WcOpcode, WcStatus};
+use crate::mr::MrCache;
+use crate::queues::{ATOMIC_BYTES, MAX_MESSAGE};
+use crate::wr::{RecvWr, SendFlags, SendOp, Wc, WcOpcode, WcStatus};
 
 /// What a queue pair for reliable datagrams is made from, besides what every service has.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -42,6 +48,9 @@ pub struct RdInit {
     pub ordered: bool,
     /// Receives begin with 40 bytes for the routing header, as those of UD.
     pub grh: bool,
+    /// Whoever names memory here must have it, and requests of this queue pair that name memory have it where
+    /// the program gives them no other. 0: nobody may name memory here.
+    pub job_key: u64,
 }
 
 /// A message for the machine.
@@ -67,6 +76,15 @@ pub struct RdCore {
     /// Messages that the machine must withdraw.
     withdrawn: VecDeque<Ticket>,
     receives: Receives,
+    /// Requests that peers have not answered.
+    asked: Asked,
+    /// Regions that peers named last, and which peers may name any.
+    remote: MrCache,
+    rights: Rights,
+    /// Counts RESET and ERR: what was asked before is not answered behind one.
+    life: u32,
+    /// The answer to the request that was placed last.
+    answer: Option<RdAnswer>,
     drops: Drops,
 }
 
@@ -74,6 +92,11 @@ impl RdCore {
     /// A queue pair in RESET.
     pub fn new(qpn: u32, init: QpInit, how: RdInit) -> Self {
         Self {
+            asked: Asked::new(),
+            remote: MrCache::of_peer(qpn),
+            rights: Rights { job_key: how.job_key, ..Rights::default() },
+            life: 0,
+            answer: None,
             shell: Shell::in_any_order(qpn, init),
             how,
             requests: Requests::default(),
@@ -114,6 +137,7 @@ impl RdCore {
     pub fn modify(&mut self, change: &QpModify) -> Result<(), VerbsError> {
         let (from, to) = (self.shell.attr.state, self.shell.check(change)?);
         self.shell.attr.apply(change);
+        self.rights.access = change.access.or(self.rights.access);
         if from != to {
             self.enter(to, change.sqd_async_notify.unwrap_or(false));
         }
@@ -127,8 +151,15 @@ impl RdCore {
 
     fn enter(&mut self, to: QpState, notify_sqd: bool) {
         match to {
-            QpState::Reset => self.discard(),
-            QpState::Err => self.flush(),
+            QpState::Reset => {
+                self.discard();
+                self.rights.access = None;
+                self.life += 1;
+            }
+            QpState::Err => {
+                self.flush();
+                self.life += 1;
+            }
             to => self.shell.go_to(to, notify_sqd),
         }
         if to == QpState::Sqd {
@@ -146,6 +177,7 @@ impl RdCore {
 
     /// All work requests, oldest first. The machine must withdraw their messages.
     fn withdraw_all(&mut self) -> Vec<Request> {
+        self.asked.clear();
         let requests = self.requests.end_all();
         self.withdrawn.extend(requests.iter().filter_map(|request| request.ticket));
         requests
@@ -190,7 +222,12 @@ impl RdCore {
     /// Completes a work request, or only frees its place. A failure is always a completion.
     fn complete(&mut self, request: &Request, status: WcStatus) {
         if request.signaled || status != WcStatus::Success {
-            self.shell.complete_send(Wc::new(request.wr_id, status, WcOpcode::Send, self.shell.qpn));
+            let opcode = request.op.completion();
+            let mut wc = Wc::new(request.wr_id, status, opcode, self.shell.qpn);
+            if request.op.is_answered() {
+                wc.byte_len = request.len;
+            }
+            self.shell.complete_send(wc);
         } else {
             self.shell.sq.ends_silently();
         }
@@ -207,7 +244,7 @@ impl RdCore {
     /// is posted.
     pub fn check_send(&mut self, ud: &UdSendWr<'_>, ahead: u32) -> Result<(), VerbsError> {
         self.shell.may_send()?;
-        immediate_of(ud.wr.op)?;
+        check_op(ud)?;
         self.shell.check_send(&ud.wr)?;
         ud.check_inline(self.shell.attr.caps.max_inline_data)?;
         if ud.ah.is_group() {
@@ -223,13 +260,16 @@ impl RdCore {
         let total = total_len(wr.sges);
         let request = Request {
             wr_id: wr.wr_id,
+            op: wr.op,
             signaled: self.shell.signals(wr.flags),
             endpoint: ud.ah.endpoint(ud.remote_qpn),
             remote_qpn: ud.remote_qpn,
             qkey: ud.qkey(self.shell.attr.qkey),
-            immediate: immediate_of(wr.op).unwrap_or(None),
+            job_key: ud.job_key.or((self.how.job_key != 0).then_some(self.how.job_key)),
             solicited: wr.flags.contains(SendFlags::SOLICITED),
+            fence: wr.flags.contains(SendFlags::FENCE),
             len: u32::try_from(total).unwrap_or(u32::MAX),
+            id: 0,
             ticket: None,
             number: 0,
         };
@@ -248,23 +288,47 @@ impl RdCore {
     /// machine's name for it to [`Self::assign`]; a message to this process itself it moves by its own means.
     /// If it cannot, it calls [`Self::fail`].
     pub fn next_message(&mut self) -> Option<RdMessage> {
-        let end = match self.shell.attr.state {
-            QpState::Rts => u64::MAX,
-            QpState::Sqd => self.drain_end,
-            _ => return None,
-        };
-        let (request, work) = self.requests.next_unsent(end)?;
-        let opcode = if work.solicited { Opcode::SendSe } else { Opcode::Send };
-        let rsvdulp = Control::new(opcode).to_byte();
-        let message = Outgoing {
-            pair: QpnPair { source: self.shell.qpn, destination: work.remote_qpn },
-            first: First { qkey: work.qkey, immediate: work.immediate, job_key: None },
-            target: Target::Untagged { qn: QN_SEND, rsvdulp, rsvdulp32: 0 },
-            len: work.len,
-            ordered: self.how.ordered,
-            rnr_retry: self.shell.attr.rnr_retry,
-        };
-        Some(RdMessage { request, endpoint: work.endpoint, message })
+        loop {
+            let end = match self.shell.attr.state {
+                QpState::Rts => u64::MAX,
+                QpState::Sqd => self.drain_end,
+                _ => return None,
+            };
+            let asked = &self.asked;
+            let may_go = |work: &Request| !work.fence || asked.is_empty();
+            let (request, work) = self.requests.next_unsent(end, may_go)?;
+            if work.op.is_answered() {
+                // Before the question: an atomic operation cannot be undone.
+                if !self.has_sink(request, work.len) {
+                    self.end(request, WcStatus::LocProtErr);
+                    continue;
+                }
+                let id = self.asked.add(request);
+                if let Some(work) = self.requests.get_mut(request) {
+                    work.id = id;
+                }
+            }
+            let Some(target) = work.target() else { continue };
+            let names_memory = !target.takes_receive();
+            let message = Outgoing {
+                pair: QpnPair { source: self.shell.qpn, destination: work.remote_qpn },
+                first: First {
+                    qkey: work.qkey,
+                    immediate: immediate_of(work.op),
+                    job_key: work.job_key.filter(|_| names_memory),
+                },
+                target,
+                len: work.message_len(),
+                ordered: self.how.ordered,
+                rnr_retry: self.shell.attr.rnr_retry,
+            };
+            return Some(RdMessage { request, endpoint: work.endpoint, message });
+        }
+    }
+
+    /// Whether a request waits in the send queue: at a fence, or because the queue drains.
+    pub fn waits(&self) -> bool {
+        self.requests.has_unsent()
     }
 
     /// The machine's name for a message. If the work request has ended in between, the message is the next
@@ -280,6 +344,10 @@ impl RdCore {
     /// If false, nothing was appended: the work request has ended, or its memory must not be used any more.
     /// The owner then withdraws the message and calls [`Self::fail`] with [`WcStatus::LocProtErr`].
     pub fn fill(&mut self, request: u64, offset: u32, len: u32, out: &mut Vec<u8>) -> bool {
+        if let Some(question) = self.requests.get(request).and_then(Request::question) {
+            let part = question.get(offset as usize..).and_then(|rest| rest.get(..len as usize));
+            return part.map(|part| out.extend_from_slice(part)).is_some();
+        }
         let Some((total, payload)) = self.requests.payload(request) else { return false };
         if u64::from(offset) + u64::from(len) > u64::from(total) {
             return false;
@@ -313,8 +381,11 @@ impl RdCore {
 
     fn end(&mut self, request: u64, status: WcStatus) {
         let Some(work) = self.requests.end(request) else { return };
+        if work.op.is_answered() {
+            self.asked.remove(work.id);
+        }
         if status == WcStatus::Success {
-            self.shell.counters.sent.send.count(work.len);
+            self.shell.counters.completed(work.op, work.len);
         }
         self.complete(&work, status);
         // (In SQD, no others end.)
@@ -336,6 +407,33 @@ impl RdCore {
         self.receives.added();
         self.check_overflow();
         Ok(())
+    }
+}
+
+/// Refuses what this service does not have.
+fn check_op(ud: &UdSendWr<'_>) -> Result<(), VerbsError> {
+    match ud.wr.op {
+        SendOp::Send { invalidate: Some(_) }
+        | SendOp::Read { invalidate_local: true, .. }
+        | SendOp::LocalInvalidate { .. }
+        | SendOp::Bind(_) => {
+            return Err(VerbsError::Invalid("a queue pair of reliable datagrams has no such operation"));
+        }
+        _ => {}
+    }
+    if ud.wr.flags.contains(SendFlags::INLINE) && !ud.wr.op.may_be_inline() {
+        return Err(VerbsError::Invalid("inline data goes with Send and RDMA Write only"));
+    }
+    if ud.wr.op.is_atomic() && total_len(ud.wr.sges) != u64::from(ATOMIC_BYTES) {
+        return Err(VerbsError::Invalid("an atomic operation returns exactly 8 bytes"));
+    }
+    Ok(())
+}
+
+fn immediate_of(op: SendOp) -> Option<[u8; 4]> {
+    match op {
+        SendOp::SendImmediate { imm } | SendOp::WriteImmediate { imm, .. } => Some(imm),
+        _ => None,
     }
 }
 

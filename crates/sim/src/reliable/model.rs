@@ -12,6 +12,17 @@ use crate::Time;
 pub enum Kind {
     Send,
     Write,
+    /// Takes a receive, too.
+    WriteWithImmediate,
+    /// Is answered by a message.
+    Request,
+}
+
+impl Kind {
+    /// Whether the message takes a receive.
+    pub fn takes_receive(self) -> bool {
+        matches!(self, Kind::Send | Kind::WriteWithImmediate)
+    }
 }
 
 /// What a message is.
@@ -139,7 +150,7 @@ impl Model {
         let key = self.messages[number].key;
         assert!(!key.is_refused, "message {number} is placed, and was refused");
         assert_eq!(self.messages[number].delivered, 0, "message {number} is placed after its delivery");
-        if key.is_ordered && key.kind == Kind::Write {
+        if key.is_ordered && key.kind != Kind::Send {
             self.check_turn(number, "placed");
         }
         self.messages[number].is_seen = true;
@@ -167,7 +178,7 @@ impl Model {
                 let is_over = message.delivered > 0 || has_failed && message.ended_at <= number;
                 assert!(is_over, "message {number} is {what} before {other}: {:?}, {key:?}", message.key);
             } else if *other > number {
-                let is_seen = message.delivered > 0 || (message.is_seen && message.key.kind == Kind::Write);
+                let is_seen = message.delivered > 0 || (message.is_seen && message.key.kind != Kind::Send);
                 assert!(!is_seen, "message {number} is {what} after {other}: {:?}, {key:?}", message.key);
             }
         }

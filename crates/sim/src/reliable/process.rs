@@ -1,14 +1,14 @@
 //! A process: the machine, the receives of its queue pairs, and the memory that messages are placed into.
 
-use std::collections::{BTreeMap, VecDeque};
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::net::SocketAddr;
 
 use uwarp_proto::clock::Now;
 use uwarp_proto::rd::{
-    Action, Arrival, Bytes, Config, Failure, MessageId, Outgoing, PacketBuf, Placed, Rd, Route, Target,
-    Ticket,
+    Action, Arrival, Bytes, Config, Failure, MessageId, Outgoing, PacketBuf, Placed, QpnPair, Rd, Route,
+    Target, Ticket,
 };
-use uwarp_wire::ddp::QN_SEND;
+use uwarp_wire::ddp::{Header as Ddp, QN_READ_REQUEST, QN_SEND};
 use uwarp_wire::rd::chunk::Reason;
 use uwarp_wire::rd::contact::{Hello, Open};
 use uwarp_wire::rd::segment::First;
@@ -27,6 +27,9 @@ const RNR_TIMER: u8 = 12;
 const EARLY: u32 = 50;
 /// In thousandths: packets whose payload cannot be read any more, of a process that withdraws messages.
 const UNREADABLE: u32 = 10;
+
+/// In the job key of an answer, beside the number of the request.
+const IS_ANSWER: u64 = 1 << 32;
 
 /// What a process has seen.
 #[derive(Debug, Clone, Copy, Default)]
@@ -65,6 +68,11 @@ pub struct Process {
     /// When it last did something.
     last_turn: Time,
     posted: BTreeMap<Ticket, usize>,
+    /// Requests to answer, and answers on their way. What the peer answers is told to the machine at the end
+    /// of a turn.
+    to_answer: Vec<(Route, QpnPair, usize)>,
+    answers: BTreeSet<Ticket>,
+    answered: Vec<(Route, Ticket)>,
     /// Receives of each queue pair, in the order in which they are used.
     receives: BTreeMap<u32, VecDeque<u64>>,
     /// Receives of each queue pair that exist, used or not.
@@ -97,6 +105,9 @@ impl Process {
             stopped_until: 0,
             last_turn: 0,
             posted: BTreeMap::new(),
+            to_answer: Vec::new(),
+            answers: BTreeSet::new(),
+            answered: Vec::new(),
             receives: numbers.clone().map(|qpn| (qpn, VecDeque::new())).collect(),
             count: numbers.map(|qpn| (qpn, 0)).collect(),
             next_receive: 0,
@@ -156,22 +167,25 @@ impl Process {
 
     /// Posts a message.
     pub fn post(&mut self, now: Time, remote: SocketAddr, number: usize, key: &MessageKey, rnr_retry: u8) {
+        let control = |opcode| rdmap::Control::new(opcode).to_byte();
         let target = match key.kind {
             Kind::Send => {
-                let rsvdulp = rdmap::Control::new(rdmap::Opcode::Send).to_byte();
-                Target::Untagged { qn: QN_SEND, rsvdulp, rsvdulp32: 0 }
+                Target::Untagged { qn: QN_SEND, rsvdulp: control(rdmap::Opcode::Send), rsvdulp32: 0 }
             }
-            Kind::Write => {
-                let rsvdulp = rdmap::Control::new(rdmap::Opcode::Write).to_byte();
-                Target::Tagged { stag: number as u32, to: 0, rsvdulp }
+            Kind::Request => {
+                let rsvdulp = control(rdmap::Opcode::ReadRequest);
+                Target::Untagged { qn: QN_READ_REQUEST, rsvdulp, rsvdulp32: 0 }
+            }
+            Kind::Write | Kind::WriteWithImmediate => {
+                Target::Tagged { stag: number as u32, to: 0, rsvdulp: control(rdmap::Opcode::Write) }
             }
         };
-        // The model's number travels as the immediate.
-        let immediate = Some((number as u32).to_be_bytes());
+        // The model's number travels as the job key.
+        let immediate = key.kind.takes_receive().then_some((number as u32).to_be_bytes());
         let qkey = if key.is_refused { WRONG_QKEY } else { QKEY };
         let message = Outgoing {
             pair: key.pair,
-            first: First { qkey, immediate, job_key: number.is_multiple_of(3).then_some(number as u64) },
+            first: First { qkey, immediate, job_key: Some(number as u64) },
             target,
             len: key.len,
             ordered: key.is_ordered,
@@ -256,6 +270,22 @@ impl Process {
             self.rd.handle_timeout(&at);
             self.act(host, model);
         }
+        for (route, ticket) in std::mem::take(&mut self.answered) {
+            self.rd.answered(&at, route, ticket);
+        }
+        for (route, asked, number) in std::mem::take(&mut self.to_answer) {
+            let message = Outgoing {
+                pair: QpnPair { source: asked.destination, destination: asked.source },
+                first: First { qkey: QKEY, immediate: None, job_key: Some(number as u64 | IS_ANSWER) },
+                target: Target::Tagged { stag: number as u32, to: 0, rsvdulp: 0 },
+                len: (number % 5000) as u32,
+                ordered: false,
+                rnr_retry: 7,
+            };
+            // (None, if the process is leaving.)
+            self.answers.extend(self.rd.post(&at, route, message));
+        }
+        self.act(host, model);
     }
 
     /// Places a segment, as the owner of queue pairs and memory does.
@@ -270,11 +300,16 @@ impl Process {
                 &bytes[..]
             }
         };
-        let is_send = matches!(arrival.ddp, uwarp_wire::ddp::Header::Untagged(_));
+        let is_send = matches!(arrival.ddp, Ddp::Untagged(ddp) if ddp.qn == QN_SEND);
+        assert!(is_send || arrival.first.is_some(), "each has the right to its memory");
+        let key = arrival.first.and_then(|first| first.job_key);
+        if key.is_some_and(|key| key & IS_ANSWER != 0) {
+            return Placed::Done;
+        }
         let known = self.incoming.contains_key(&arrival.message);
         if !known {
             let mut receive = None;
-            if is_send {
+            if is_send || arrival.first.is_some_and(|first| first.immediate.is_some()) {
                 let qpn = arrival.pair.destination;
                 let is_bound = |(message, incoming): &(&MessageId, &Incoming)| {
                     message.exchange == arrival.message.exchange
@@ -292,8 +327,8 @@ impl Process {
                 receive = may_bind.then(|| queue.pop_front()).flatten();
                 if receive.is_none() {
                     self.counts.no_receive += 1;
-                    if let Some(number) = arrival.first.and_then(|first| first.immediate) {
-                        model.not_ready(u32::from_be_bytes(number) as usize);
+                    if let Some(number) = key {
+                        model.not_ready(number as usize);
                     }
                     return Placed::NoReceive(RNR_TIMER);
                 }
@@ -305,8 +340,8 @@ impl Process {
             );
         }
         let incoming = self.incoming.get_mut(&arrival.message).expect("it is there");
-        if let Some(first) = arrival.first {
-            incoming.number = u32::from_be_bytes(first.immediate.expect("each has one")) as usize;
+        if let Some(number) = key {
+            incoming.number = number as usize;
         }
         let at = arrival.offset as usize;
         if incoming.number != usize::MAX {
@@ -328,17 +363,26 @@ impl Process {
     pub fn act(&mut self, host: usize, model: &mut Model) {
         while let Some(action) = self.rd.poll_action() {
             match action {
+                Action::Finished { ticket, .. } if self.answers.remove(&ticket) => {}
                 Action::Finished { ticket, outcome } => {
                     let number = self.posted.remove(&ticket).expect("a ticket ends once");
                     model.finished(number, outcome);
                 }
-                Action::Deliver { message, pair, len, first, takes_receive } => {
+                Action::Deliver { route, message, pair, len, first, takes_receive } => {
+                    let number = first.job_key.expect("each has one");
+                    if number & IS_ANSWER != 0 {
+                        self.on_answer(route, (number ^ IS_ANSWER) as usize, model);
+                        continue;
+                    }
+                    let number = number as usize;
                     let incoming = self.incoming.remove(&message).expect("what is delivered was placed");
-                    let number = u32::from_be_bytes(first.immediate.expect("each has one")) as usize;
                     assert_eq!(incoming.number, number);
                     let key = *model.key(number);
                     let expected = (host, pair, len, takes_receive);
-                    assert_eq!((key.to, key.pair, key.len, key.kind == Kind::Send), expected);
+                    assert_eq!((key.to, key.pair, key.len, key.kind.takes_receive()), expected);
+                    if key.kind == Kind::Request {
+                        self.to_answer.push((route, pair, number));
+                    }
                     for (offset, byte) in incoming.bytes.iter().enumerate() {
                         let sent = Model::byte(number, offset as u32);
                         assert_eq!(*byte, Some(sent), "byte {offset} of message {number}");
@@ -363,6 +407,15 @@ impl Process {
         }
     }
 
+    /// The answer to a request is there, unless that has failed meanwhile.
+    fn on_answer(&mut self, route: Route, number: usize, model: &mut Model) {
+        let posted = self.posted.iter().find(|(_, other)| **other == number);
+        let Some(ticket) = posted.map(|(ticket, _)| *ticket) else { return };
+        self.posted.remove(&ticket);
+        model.finished(number, Ok(()));
+        self.answered.push((route, ticket));
+    }
+
     /// The next packet to send.
     pub fn transmit(&mut self, now: Time, host: usize, model: &mut Model) -> Option<Datagram> {
         if self.is_stopped(now) {
@@ -372,6 +425,7 @@ impl Process {
         // Memory that is not there any more: the packet is not sent.
         while let Some(ticket) = self.packet.payloads().last().map(|payload| payload.ticket)
             && self.withdraws
+            && self.posted.contains_key(&ticket)
             && self.rng.chance(UNREADABLE)
         {
             self.withdraw(now, ticket, host, model);
@@ -379,6 +433,10 @@ impl Process {
         }
         let mut bytes = Vec::with_capacity(self.packet.packet_len());
         self.packet.assemble(&mut bytes, |payload, out| {
+            if self.answers.contains(&payload.ticket) {
+                out.resize(out.len() + payload.len as usize, 0);
+                return;
+            }
             let number = self.posted[&payload.ticket];
             assert!(payload.offset + payload.len <= model.key(number).len, "beyond the message");
             out.extend((payload.offset..payload.offset + payload.len).map(|at| Model::byte(number, at)));

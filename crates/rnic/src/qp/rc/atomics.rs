@@ -7,7 +7,7 @@
 use uwarp_proto::rx::Segment;
 use uwarp_proto::tx::Message;
 use uwarp_wire::ddp::{QN_ATOMIC_RESPONSE, QN_READ_REQUEST};
-use uwarp_wire::rdmap::{AtomicOp, AtomicRequest, AtomicResponse, Opcode};
+use uwarp_wire::rdmap::{AtomicRequest, AtomicResponse, Opcode};
 use uwarp_wire::terminate::{RemoteOperation, RemoteProtection, TerminateError, UntaggedBuffer};
 
 use super::core::RcCore;
@@ -15,7 +15,7 @@ use super::errors::Fault;
 use super::reads::{Atomic, ReadSink, Request};
 use crate::mr::{Access, AccessError, Part};
 use crate::queues::{ATOMIC_BYTES, Phase, slice_sges};
-use crate::wr::{SendOp, WcStatus};
+use crate::wr::WcStatus;
 use uwarp_mem::{self as mem, NotDone};
 
 /// RFC 7306 sections 5.2.1 and 5.2.2 fix the lengths and name no code for a wrong one; these are the codes
@@ -41,33 +41,6 @@ fn error_for(why: NotDone) -> TerminateError {
     }
 }
 
-/// The request of a work request; `None` if it is no atomic operation.
-fn request_of(op: SendOp, request_id: u32) -> Option<AtomicRequest> {
-    match op {
-        SendOp::FetchAdd { stag, to, add } => Some(AtomicRequest {
-            operation: AtomicOp::FetchAdd,
-            request_id,
-            stag,
-            to,
-            add_swap_data: add,
-            add_swap_mask: 0,
-            compare_data: 0,
-            compare_mask: u64::MAX,
-        }),
-        SendOp::CmpSwap { stag, to, compare, swap } => Some(AtomicRequest {
-            operation: AtomicOp::CmpSwap,
-            request_id,
-            stag,
-            to,
-            add_swap_data: swap,
-            add_swap_mask: u64::MAX,
-            compare_data: compare,
-            compare_mask: u64::MAX,
-        }),
-        _ => None,
-    }
-}
-
 impl RcCore {
     /// Sends the request of a work request; the read depth has a place for it.
     pub(super) fn start_atomic(&mut self, number: u64) -> bool {
@@ -82,7 +55,7 @@ impl RcCore {
         }
         let Some(stream) = &mut self.stream else { return false };
         let msn = stream.tx.next_read_msn();
-        let Some(request) = request_of(slot.op, msn) else { return false };
+        let Some(request) = slot.op.atomic_request(msn) else { return false };
         let message =
             Message::Untagged { opcode: Opcode::AtomicRequest, qn: QN_READ_REQUEST, msn, invalidate: 0 };
         stream.emit_message(message, &request.to_bytes());

@@ -1,14 +1,17 @@
 //! The receives of messages that arrive. The first segment to come of a Send binds a receive to its message.
 //! It stays bound until the message is delivered, or is given up.
 
+use std::net::SocketAddr;
+
 use rustc_hash::FxHashMap;
-use uwarp_proto::rd::{MessageId, Placed};
-use uwarp_wire::ddp::{self, QN_SEND};
+use uwarp_proto::rd::{MessageId, Placed, Ticket};
+use uwarp_wire::ddp::{self, QN_ATOMIC_RESPONSE, QN_READ_REQUEST, QN_SEND, QN_TERMINATE, Tagged, Untagged};
 use uwarp_wire::rd::chunk::Reason;
 use uwarp_wire::rd::segment::First;
-use uwarp_wire::rdmap::{Control, Opcode, RV};
+use uwarp_wire::rdmap::{AtomicResponse, Control, Opcode, RV};
 
 use super::RdCore;
+use super::asked::Answer;
 use crate::qp::datagrams::{Arrival, GRH_LEN, copy_in, service_level, write_grh};
 use crate::qp::shell::Shell;
 use crate::queues::TakenRecv;
@@ -20,13 +23,15 @@ use crate::wr::{Wc, WcFlags, WcOpcode, WcStatus};
 pub struct RdSegment<'a> {
     /// Its message.
     pub message: MessageId,
-    /// The sender's queue pair.
+    /// The sender's queue pair, and its port.
     pub source_qpn: u32,
+    /// The sender's address and port.
+    pub remote: SocketAddr,
     /// Where the payload begins in the message.
     pub offset: u32,
     /// Bytes of the whole message.
     pub message_len: u32,
-    /// The Q_Key, the immediate and the job key, if this is the first segment of the message.
+    /// The Q_Key, the immediate and the job key: of a Send in its first segment, of all others in each.
     pub first: Option<First>,
     /// Its DDP header.
     pub ddp: ddp::Header,
@@ -42,6 +47,8 @@ struct Bound {
     message_len: u32,
     source_qpn: u32,
     solicited: bool,
+    /// Its bytes are in memory that the sender has named.
+    is_write: bool,
     immediate: Option<[u8; 4]>,
     arrival: Arrival,
 }
@@ -66,6 +73,11 @@ impl Receives {
     #[cfg(test)]
     pub fn is_empty(&self) -> bool {
         self.bound.is_empty() && self.lost.is_empty()
+    }
+
+    /// Whether a message has a receive.
+    pub fn has(&self, message: MessageId) -> bool {
+        self.bound.contains_key(&message)
     }
 
     /// There is one more receive.
@@ -98,8 +110,16 @@ impl RdCore {
 
     fn place_checked(&mut self, segment: &RdSegment<'_>, arrival: &Arrival) -> Result<(), Placed> {
         let refuse = |reason| Err(Placed::Refused(reason));
-        if let Some(reason) = self.receives.lost.get(&segment.message) {
+        if !self.receives.lost.is_empty()
+            && let Some(reason) = self.receives.lost.get(&segment.message)
+        {
             return refuse(*reason);
+        }
+        let end = u64::from(segment.offset) + segment.bytes.len() as u64;
+        let is_inside = end <= u64::from(segment.message_len);
+        let arrives = arrives(segment);
+        if let Some(Arrives::Answer(id, answer)) = &arrives {
+            return if is_inside { self.place_answer(segment, *id, answer) } else { refuse(INVALID) };
         }
         if !self.shell.receives() {
             self.drops.state += 1;
@@ -109,16 +129,32 @@ impl RdCore {
             self.drops.qkey += 1;
             return refuse(Reason::InvalidDestination);
         }
-        let Some(solicited) = is_solicited(&segment.ddp) else { return refuse(Reason::InvalidRequest) };
+        let is_send = matches!(arrives, Some(Arrives::Send { .. }));
         // Without this, a message without a first segment would be one without a Q_Key.
-        let has_key = segment.offset > 0 || segment.first.is_some();
-        let end = u64::from(segment.offset) + segment.bytes.len() as u64;
-        if !has_key || end > u64::from(segment.message_len) {
-            return refuse(Reason::InvalidRequest);
+        let has_key = segment.first.is_some() || is_send && segment.offset > 0;
+        if !has_key || !is_inside {
+            return refuse(INVALID);
         }
+        match arrives {
+            Some(Arrives::Send { solicited }) => self.place_send(segment, solicited, arrival),
+            Some(Arrives::Write(ddp)) => self.place_write(segment, &ddp, arrival),
+            Some(Arrives::ReadRequest) => self.place_read_request(segment, arrival),
+            Some(Arrives::AtomicRequest) => self.place_atomic_request(segment, arrival),
+            Some(Arrives::Answer(..)) | None => refuse(INVALID),
+        }
+    }
+
+    fn place_send(
+        &mut self,
+        segment: &RdSegment<'_>,
+        solicited: bool,
+        arrival: &Arrival,
+    ) -> Result<(), Placed> {
+        let refuse = |reason| Err(Placed::Refused(reason));
         let is_new = !self.receives.bound.contains_key(&segment.message);
         if is_new {
-            self.bind(segment, solicited, arrival)?;
+            let area = if self.how.grh { GRH_LEN } else { 0 };
+            self.bind(segment, segment.message_len.saturating_add(area), solicited, arrival)?;
         }
         let Some(bound) = self.receives.bound.get_mut(&segment.message) else { return Ok(()) };
         if bound.message_len != segment.message_len {
@@ -146,11 +182,25 @@ impl RdCore {
         refuse(Reason::Operation)
     }
 
-    /// Takes the next receive for the message of this segment.
-    fn bind(&mut self, segment: &RdSegment<'_>, solicited: bool, arrival: &Arrival) -> Result<(), Placed> {
+    /// Takes the next receive for an RDMA Write with an immediate. None of its bytes goes there.
+    pub(super) fn bind_write(&mut self, segment: &RdSegment<'_>, arrival: &Arrival) -> Result<(), Placed> {
+        self.bind(segment, 0, false, arrival)?;
+        if let Some(bound) = self.receives.bound.get_mut(&segment.message) {
+            bound.is_write = true;
+            bound.immediate = segment.first.and_then(|first| first.immediate);
+        }
+        Ok(())
+    }
+
+    /// Takes the next receive, of at least this length, for the message of this segment.
+    fn bind(
+        &mut self,
+        segment: &RdSegment<'_>,
+        length: u32,
+        solicited: bool,
+        arrival: &Arrival,
+    ) -> Result<(), Placed> {
         let RdSegment { message_len, source_qpn, .. } = *segment;
-        let area = if self.how.grh { GRH_LEN } else { 0 };
-        let length = message_len.saturating_add(area);
         let rq = &mut self.shell.rq;
         let taken = match &self.shell.srq {
             Some(srq) => srq.take_for_message(self.shell.qpn, length),
@@ -168,23 +218,28 @@ impl RdCore {
         };
         let number = self.receives.taken;
         self.receives.taken += 1;
-        let immediate = None;
-        let arrival = *arrival;
-        let bound = Bound { recv, number, message_len, source_qpn, solicited, immediate, arrival };
+        let (immediate, arrival, is_write) = (None, *arrival, false);
+        let bound = Bound { recv, number, message_len, source_qpn, solicited, is_write, immediate, arrival };
         self.receives.bound.insert(segment.message, bound);
         Ok(())
     }
 
-    /// A message is complete, and it is its turn: completes its receive. Does nothing if it has none.
-    pub fn deliver(&mut self, message: MessageId) {
+    /// A message is complete, and it is its turn: completes its receive, if it has one, or the request that
+    /// it answers. `Some`: the machine's name for that request.
+    pub fn deliver(&mut self, message: MessageId) -> Option<Ticket> {
         let Some(bound) = self.receives.bound.remove(&message) else {
-            self.receives.lost.remove(&message);
-            return;
+            return match self.receives.lost.remove(&message) {
+                Some(_) => None,
+                None => self.answer_is_whole(message),
+            };
         };
-        self.shell.counters.received.send.count(bound.message_len);
-        let mut wc = Wc::new(bound.recv.wr_id, WcStatus::Success, WcOpcode::Recv, self.shell.qpn);
+        let opcode = if bound.is_write { WcOpcode::RecvRdmaWithImm } else { WcOpcode::Recv };
+        if !bound.is_write {
+            self.shell.counters.received.send.count(bound.message_len);
+        }
+        let mut wc = Wc::new(bound.recv.wr_id, WcStatus::Success, opcode, self.shell.qpn);
         wc.byte_len = bound.message_len;
-        if self.how.grh {
+        if self.how.grh && !bound.is_write {
             wc.byte_len = bound.message_len.saturating_add(GRH_LEN);
             wc.flags = WcFlags::GRH;
         }
@@ -197,6 +252,7 @@ impl RdCore {
         }
         self.shell.complete_recv(wc, bound.solicited);
         self.check_overflow();
+        None
     }
 
     /// A message is given up, or begins again: its receive is the next one of its queue again. Does nothing
@@ -231,14 +287,46 @@ impl RdCore {
     }
 }
 
-/// Whether the completion of this message is a solicited one. `None`: it is not a Send that is taken here.
-// TODO(docs/rd.md section 8): tagged messages, Read Requests and atomic operations come later.
-fn is_solicited(ddp: &ddp::Header) -> Option<bool> {
-    let ddp::Header::Untagged(ddp) = ddp else { return None };
-    match Control::parse(ddp.rsvdulp) {
-        _ if ddp.qn != QN_SEND => None,
-        Control { version: RV, opcode: Opcode::Send } => Some(false),
-        Control { version: RV, opcode: Opcode::SendSe } => Some(true),
+const INVALID: Reason = Reason::InvalidRequest;
+
+/// What a message is.
+enum Arrives {
+    Send {
+        solicited: bool,
+    },
+    Write(Tagged),
+    ReadRequest,
+    AtomicRequest,
+    /// To this request of ours.
+    Answer(u32, Answer),
+}
+
+/// `None`: nothing that is taken here.
+fn arrives(segment: &RdSegment<'_>) -> Option<Arrives> {
+    let opcode = |rsvdulp| match Control::parse(rsvdulp) {
+        Control { version: RV, opcode } => Some(opcode),
         _ => None,
+    };
+    match segment.ddp {
+        ddp::Header::Tagged(ddp) => match opcode(ddp.rsvdulp)? {
+            Opcode::Write => Some(Arrives::Write(ddp)),
+            Opcode::ReadResponse => Some(Arrives::Answer(ddp.stag, Answer::Memory)),
+            _ => None,
+        },
+        ddp::Header::Untagged(Untagged { qn, rsvdulp, .. }) => match (qn, opcode(rsvdulp)?) {
+            (QN_SEND, Opcode::Send) => Some(Arrives::Send { solicited: false }),
+            (QN_SEND, Opcode::SendSe) => Some(Arrives::Send { solicited: true }),
+            (QN_READ_REQUEST, Opcode::ReadRequest) => Some(Arrives::ReadRequest),
+            (QN_READ_REQUEST, Opcode::AtomicRequest) => Some(Arrives::AtomicRequest),
+            (QN_ATOMIC_RESPONSE, Opcode::AtomicResponse) => {
+                let response = AtomicResponse::parse(segment.bytes).ok()?;
+                Some(Arrives::Answer(response.request_id, Answer::Value(response)))
+            }
+            (QN_TERMINATE, Opcode::Terminate) => {
+                let (id, reason) = (segment.bytes.first_chunk::<4>()?, segment.bytes.get(4)?);
+                Some(Arrives::Answer(u32::from_be_bytes(*id), Answer::Failure(Reason::from_code(*reason))))
+            }
+            _ => None,
+        },
     }
 }

@@ -3,27 +3,84 @@
 
 use std::collections::VecDeque;
 
-use uwarp_proto::rd::Ticket;
+use smallvec::SmallVec;
+use uwarp_proto::rd::{Target, Ticket};
+use uwarp_wire::ddp::{QN_READ_REQUEST, QN_SEND};
+use uwarp_wire::rdmap::{AtomicRequest, Control, Opcode, ReadRequest};
 
 use crate::ah::Endpoint;
 use crate::qp::datagrams::copy_inline;
-use crate::wr::{SendFlags, SendWr, Sge};
+use crate::wr::{SendFlags, SendOp, SendWr, Sge};
 
 /// A send work request whose message is not done.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Request {
     pub wr_id: u64,
+    pub op: SendOp,
     pub signaled: bool,
     pub endpoint: Endpoint,
     pub remote_qpn: u32,
     pub qkey: u32,
-    pub immediate: Option<[u8; 4]>,
+    pub job_key: Option<u64>,
     pub solicited: bool,
+    /// It begins when all answers to earlier ones are there.
+    pub fence: bool,
+    /// Bytes of the program's memory.
     pub len: u32,
+    /// Its name in the answer.
+    pub id: u32,
     /// The machine's name for its message.
     pub ticket: Option<Ticket>,
     /// Counts the requests from the start.
     pub number: u64,
+}
+
+/// The bytes of a message that asks for an answer.
+pub(super) type Question = SmallVec<[u8; 64]>;
+
+impl Request {
+    /// Where its message goes at the receiver. `None`: this service has no such operation.
+    pub fn target(&self) -> Option<Target> {
+        let control = |opcode| Control::new(opcode).to_byte();
+        let asks =
+            |opcode| Some(Target::Untagged { qn: QN_READ_REQUEST, rsvdulp: control(opcode), rsvdulp32: 0 });
+        match self.op {
+            SendOp::Send { invalidate: None } | SendOp::SendImmediate { .. } => {
+                let opcode = if self.solicited { Opcode::SendSe } else { Opcode::Send };
+                Some(Target::Untagged { qn: QN_SEND, rsvdulp: control(opcode), rsvdulp32: 0 })
+            }
+            SendOp::Write { stag, to } | SendOp::WriteImmediate { stag, to, .. } => {
+                Some(Target::Tagged { stag, to, rsvdulp: control(Opcode::Write) })
+            }
+            SendOp::Read { invalidate_local: false, .. } => asks(Opcode::ReadRequest),
+            SendOp::FetchAdd { .. } | SendOp::CmpSwap { .. } => asks(Opcode::AtomicRequest),
+            _ => None,
+        }
+    }
+
+    /// The bytes of its message, if that asks for an answer. Otherwise they are the program's.
+    pub fn question(&self) -> Option<Question> {
+        if let SendOp::Read { stag, to, .. } = self.op {
+            let request = ReadRequest {
+                sink_stag: self.id,
+                sink_to: 0,
+                size: self.len,
+                source_stag: stag,
+                source_to: to,
+            };
+            return Some(SmallVec::from_slice(&request.to_bytes()));
+        }
+        Some(SmallVec::from_slice(&self.op.atomic_request(self.id)?.to_bytes()))
+    }
+
+    /// Bytes of its message.
+    pub fn message_len(&self) -> u32 {
+        match self.op {
+            SendOp::Read { .. } => ReadRequest::LEN as u32,
+            op if op.is_atomic() => AtomicRequest::LEN as u32,
+            _ => self.len,
+        }
+    }
 }
 
 /// Where the payload of a request is.
@@ -63,6 +120,10 @@ impl Requests {
         self.slots.len() - self.unused.len()
     }
 
+    pub fn has_unsent(&self) -> bool {
+        !self.unsent.is_empty()
+    }
+
     /// Slots that exist, used or not.
     #[cfg(test)]
     pub fn slots(&self) -> usize {
@@ -94,6 +155,15 @@ impl Requests {
         self.slots.get(index as usize).filter(|slot| slot.generation == generation)
     }
 
+    pub fn get(&self, name: u64) -> Option<&Request> {
+        self.slot(name)?.request.as_ref()
+    }
+
+    /// The elements of its list.
+    pub fn sges(&self, name: u64) -> &[Sge] {
+        self.slot(name).map_or(&[], |slot| &slot.sges)
+    }
+
     pub fn get_mut(&mut self, name: u64) -> Option<&mut Request> {
         let (generation, index) = parts(name);
         let slot = self.slots.get_mut(index as usize).filter(|slot| slot.generation == generation);
@@ -107,12 +177,13 @@ impl Requests {
         Some((slot.request?.len, payload))
     }
 
-    /// The oldest one that has not gone to the exchange, if its number is below `end`. It has gone now.
-    pub fn next_unsent(&mut self, end: u64) -> Option<(u64, Request)> {
+    /// The oldest one that has not gone to the exchange, if its number is below `end` and it may. It has gone
+    /// now.
+    pub fn next_unsent(&mut self, end: u64, may_go: impl Fn(&Request) -> bool) -> Option<(u64, Request)> {
         loop {
             let name = *self.unsent.front()?;
             let request = self.slot(name).and_then(|slot| slot.request);
-            if request.is_some_and(|request| request.number >= end) {
+            if request.is_some_and(|request| request.number >= end || !may_go(&request)) {
                 return None;
             }
             self.unsent.pop_front();

@@ -9,14 +9,22 @@ use crate::wr::WcStatus;
 /// reliable datagrams.
 pub(super) fn status_of(failure: Failure) -> WcStatus {
     match failure {
-        Failure::Refused(Reason::InvalidRequest) => WcStatus::RemInvReqErr,
-        Failure::Refused(Reason::Access) => WcStatus::RemAccessErr,
-        Failure::Refused(Reason::InvalidDestination) => WcStatus::RemInvRdReqErr,
-        Failure::Refused(Reason::Aborted) => WcStatus::RemAbortErr,
-        // A reason of a later version: that the receiver did not take it is all that is known.
-        Failure::Refused(Reason::Operation | Reason::Unassigned(_)) => WcStatus::RemOpErr,
-        Failure::Refused(Reason::ReceiverNotReady) | Failure::NoReceive => WcStatus::RnrRetryExcErr,
+        Failure::Refused(reason) => status_of_refusal(reason),
+        Failure::NoReceive => WcStatus::RnrRetryExcErr,
         Failure::Silent | Failure::Restarted | Failure::Incompatible => WcStatus::RetryExcErr,
         Failure::Flushed | Failure::Withdrawn => WcStatus::WrFlushErr,
+    }
+}
+
+/// The same of what the receiver has said.
+pub(super) fn status_of_refusal(reason: Reason) -> WcStatus {
+    match reason {
+        Reason::InvalidRequest => WcStatus::RemInvReqErr,
+        Reason::Access => WcStatus::RemAccessErr,
+        Reason::InvalidDestination => WcStatus::RemInvRdReqErr,
+        Reason::Aborted => WcStatus::RemAbortErr,
+        // A reason of a later version: that the receiver did not take it is all that is known.
+        Reason::Operation | Reason::Unassigned(_) => WcStatus::RemOpErr,
+        Reason::ReceiverNotReady => WcStatus::RnrRetryExcErr,
     }
 }

@@ -1,13 +1,15 @@
+mod memory;
 mod receive;
 mod send;
 mod states;
 mod together;
 
-use std::net::{IpAddr, Ipv4Addr};
+use std::net::{IpAddr, Ipv4Addr, SocketAddr};
 use std::sync::{Arc, Mutex};
 
-use uwarp_proto::rd::{MessageId, Placed};
-use uwarp_wire::ddp::{Header, Untagged};
+use uwarp_proto::rd::{MessageId, Placed, Target};
+use uwarp_wire::ddp::{Header, QN_SEND, Untagged};
+use uwarp_wire::rdmap::{Control, Opcode};
 
 use super::*;
 use crate::ah::Ah;
@@ -35,6 +37,8 @@ const CAPS: QpCaps =
     QpCaps { max_send_wr: 4, max_recv_wr: 4, max_send_sge: 2, max_recv_sge: 2, max_inline_data: 64 };
 const SIGNALED: SendFlags = SendFlags::SIGNALED;
 const UNSIGNALED: SendFlags = SendFlags::empty();
+/// Where they come from.
+const REMOTE: SocketAddr = SocketAddr::new(ARRIVAL.from, 0x1234);
 /// How segments come.
 const ARRIVAL: Arrival = Arrival {
     from: IpAddr::V4(Ipv4Addr::new(10, 0, 0, 1)),
@@ -48,7 +52,7 @@ struct How {
     cq_depth: u32,
 }
 
-const PLAIN: How = How { init: RdInit { ordered: false, grh: false }, srq: None, cq_depth: 32 };
+const PLAIN: How = How { init: RdInit { ordered: false, grh: false, job_key: 0 }, srq: None, cq_depth: 32 };
 
 struct End {
     core: RdCore,
@@ -118,7 +122,7 @@ impl End {
 
     fn send_op(&mut self, wr_id: u64, op: SendOp, sges: &[Sge], flags: SendFlags) -> Result<(), VerbsError> {
         let (wr, ah) = (SendWr { wr_id, op, flags, sges }, self.ah());
-        self.core.post_send(&UdSendWr { wr, ah: &ah, remote_qpn: QPN, remote_qkey: QKEY })
+        self.core.post_send(&UdSendWr { wr, ah: &ah, remote_qpn: QPN, remote_qkey: QKEY, job_key: None })
     }
 
     fn recv(&mut self, wr_id: u64, at: usize, length: u32) {
@@ -152,6 +156,7 @@ fn segment<'a>(message: MessageId, offset: u32, text: &'a [u8], message_len: u32
     RdSegment {
         message,
         source_qpn: 0x99,
+        remote: REMOTE,
         offset,
         message_len,
         first: (offset == 0).then_some(First { qkey: QKEY, immediate: None, job_key: None }),
@@ -189,6 +194,7 @@ fn carry(a: &mut End, b: &mut End, sent: &RdMessage, message: MessageId, step: u
         let segment = RdSegment {
             message,
             source_qpn: pair.source,
+            remote: REMOTE,
             offset,
             message_len: len,
             first: (offset == 0).then_some(first),

@@ -76,7 +76,7 @@ impl End {
     fn send(&mut self, wr_id: u64, sges: &[Sge], flags: SendFlags) -> Result<(), VerbsError> {
         let wr = SendWr { wr_id, op: SendOp::SendImmediate { imm: [1, 2, 3, 4] }, flags, sges };
         let ah = self.ah();
-        self.core.post_send(&UdSendWr { wr, ah: &ah, remote_qpn: QPN, remote_qkey: QKEY })
+        self.core.post_send(&UdSendWr { wr, ah: &ah, remote_qpn: QPN, remote_qkey: QKEY, job_key: None })
     }
 
     fn recv(&mut self, wr_id: u64, at: usize, length: u32) {
@@ -348,10 +348,18 @@ fn a_q_key_with_the_top_bit_set_stands_for_the_queue_pairs_own() {
     let list = [a.sge(0, 8)];
     let wr = SendWr { wr_id: 1, op: SendOp::Send { invalidate: None }, flags: SIGNALED, sges: &list };
     let ah = a.ah();
-    a.core.post_send(&UdSendWr { wr, ah: &ah, remote_qpn: QPN, remote_qkey: 1 << 31 | 5 }).unwrap();
+    a.core
+        .post_send(&UdSendWr { wr, ah: &ah, remote_qpn: QPN, remote_qkey: 1 << 31 | 5, job_key: None })
+        .unwrap();
     assert_eq!(datagram::parse(&a.taken()[0]).unwrap().head.qkey, QKEY);
     let read = SendOp::Read { stag: 0, to: 0, invalidate_local: false };
-    let ud = UdSendWr { wr: SendWr { op: read, ..wr }, ah: &ah, remote_qpn: QPN, remote_qkey: QKEY };
+    let ud = UdSendWr {
+        wr: SendWr { op: read, ..wr },
+        ah: &ah,
+        remote_qpn: QPN,
+        remote_qkey: QKEY,
+        job_key: None,
+    };
     assert!(matches!(a.core.post_send(&ud), Err(VerbsError::Invalid(_))));
     // The handle decides the address, the number the port.
     assert_eq!(ah.endpoint(QPN).to, (Ipv4Addr::LOCALHOST, 0x1234).into());
@@ -513,7 +521,7 @@ fn c15_an_address_handle_of_another_domain_fails_in_the_completion() {
     let list = [a.sge(0, 8)];
     let wr = SendWr { wr_id: 1, op: SendOp::Send { invalidate: None }, flags: SIGNALED, sges: &list };
     let other = Ah::new(&Pd::new(), (Ipv4Addr::LOCALHOST, 0).into(), None);
-    let ud = UdSendWr { wr, ah: &other, remote_qpn: QPN, remote_qkey: QKEY };
+    let ud = UdSendWr { wr, ah: &other, remote_qpn: QPN, remote_qkey: QKEY, job_key: None };
     a.core.post_send(&ud).unwrap();
     assert_eq!((a.taken().len(), a.polled()), (0, vec![(1, WcStatus::LocQpOpErr)]));
     assert_eq!(a.core.query().state, QpState::Sqe);

@@ -80,7 +80,7 @@ fn a_receive_of_two_regions_is_filled_across_them() {
 
 #[test]
 fn a_routing_header_precedes_the_message_where_the_program_wants_it() {
-    let mut b = End::with(How { init: RdInit { ordered: false, grh: true }, ..PLAIN });
+    let mut b = End::with(How { init: RdInit { ordered: false, grh: true, job_key: 0 }, ..PLAIN });
     b.recv(1, 0, 44);
     assert_eq!(b.arrives(id(1, 1), b"hello"), Refused(Reason::InvalidRequest), "45 bytes");
     // The area is written once, whichever segment comes first.

@@ -90,6 +90,7 @@ fn a_place_is_free_with_its_own_message_or_with_its_polled_completion() {
         ah: &a.ah(),
         remote_qpn: QPN,
         remote_qkey: QKEY,
+        job_key: None,
     };
     assert_eq!((a.core.check_send(&ud, 0), a.core.check_send(&ud, 1)), (Ok(()), full));
 }
@@ -205,7 +206,9 @@ fn a_work_request_that_is_wrong_fails_alone() {
     a.send(2, &long, UNSIGNALED).unwrap();
     let wr = SendWr { wr_id: 3, op: SendOp::Send { invalidate: None }, flags: UNSIGNALED, sges: &good };
     let foreign = Ah::new(&Pd::new(), (Ipv4Addr::LOCALHOST, 0).into(), None);
-    a.core.post_send(&UdSendWr { wr, ah: &foreign, remote_qpn: QPN, remote_qkey: QKEY }).unwrap();
+    a.core
+        .post_send(&UdSendWr { wr, ah: &foreign, remote_qpn: QPN, remote_qkey: QKEY, job_key: None })
+        .unwrap();
     a.send(4, &good, SIGNALED).unwrap();
     let (bad, good) = (a.next(), a.next());
     assert_eq!(a.core.next_message(), None);
@@ -228,17 +231,21 @@ fn what_the_service_does_not_have_is_refused_by_the_post() {
     let list = [a.sge(0, 8)];
     for op in [
         SendOp::Send { invalidate: Some(1) },
-        SendOp::Write { stag: 1, to: 0 },
-        SendOp::Read { stag: 1, to: 0, invalidate_local: false },
-        SendOp::FetchAdd { stag: 1, to: 0, add: 1 },
+        SendOp::Read { stag: 1, to: 0, invalidate_local: true },
         SendOp::LocalInvalidate { stag: 1 },
     ] {
         assert!(matches!(a.send_op(1, op, &list, SIGNALED), Err(VerbsError::Invalid(_))), "{op:?}");
     }
     assert!(matches!(a.send(1, &[list[0]; 3], SIGNALED), Err(VerbsError::Invalid(_))));
+    let (read, add) = (
+        SendOp::Read { stag: 1, to: 0, invalidate_local: false },
+        SendOp::FetchAdd { stag: 1, to: 0, add: 1 },
+    );
+    assert!(matches!(a.send_op(1, read, &list, SendFlags::INLINE), Err(VerbsError::Invalid(_))));
+    assert!(matches!(a.send_op(1, add, &[a.sge(0, 4)], SIGNALED), Err(VerbsError::Invalid(_))));
     let group = Ah::group(&a.pd, ([224, 0, 0, 7], 1).into(), None);
     let wr = SendWr { wr_id: 1, op: SendOp::Send { invalidate: None }, flags: SIGNALED, sges: &list };
-    let ud = UdSendWr { wr, ah: &group, remote_qpn: QPN, remote_qkey: QKEY };
+    let ud = UdSendWr { wr, ah: &group, remote_qpn: QPN, remote_qkey: QKEY, job_key: None };
     assert!(matches!(a.core.post_send(&ud), Err(VerbsError::Invalid(_))));
     assert_eq!((a.core.next_message(), a.polled()), (None, vec![]));
     assert_eq!(a.core.snapshot().sends_posted, 0);
@@ -246,13 +253,15 @@ fn what_the_service_does_not_have_is_refused_by_the_post() {
 
 #[test]
 fn a_message_says_what_its_work_request_and_its_queue_pair_say() {
-    let mut a = End::with(How { init: RdInit { ordered: true, grh: false }, ..PLAIN });
+    let mut a = End::with(How { init: RdInit { ordered: true, grh: false, job_key: 0 }, ..PLAIN });
     let list = [a.sge(0, 8)];
     let ah = a.ah();
     let op = SendOp::SendImmediate { imm: *b"imm." };
     let wr = SendWr { wr_id: 1, op, flags: SIGNALED | SendFlags::SOLICITED, sges: &list };
     // The top bit stands for the queue pair's own Q_Key.
-    a.core.post_send(&UdSendWr { wr, ah: &ah, remote_qpn: 0x4321, remote_qkey: 1 << 31 | 5 }).unwrap();
+    a.core
+        .post_send(&UdSendWr { wr, ah: &ah, remote_qpn: 0x4321, remote_qkey: 1 << 31 | 5, job_key: None })
+        .unwrap();
     let rsvdulp = Control::new(Opcode::SendSe).to_byte();
     let message = Outgoing {
         pair: QpnPair { source: QPN, destination: 0x4321 },
@@ -265,7 +274,7 @@ fn a_message_says_what_its_work_request_and_its_queue_pair_say() {
     let sent = a.next();
     assert_eq!((sent.message, sent.endpoint), (message, ah.endpoint(0x4321)));
     let wr = SendWr { wr_id: 2, op: SendOp::Send { invalidate: None }, flags: UNSIGNALED, sges: &[] };
-    a.core.post_send(&UdSendWr { wr, ah: &ah, remote_qpn: 1, remote_qkey: 7 }).unwrap();
+    a.core.post_send(&UdSendWr { wr, ah: &ah, remote_qpn: 1, remote_qkey: 7, job_key: None }).unwrap();
     let sent = a.next().message;
     assert_eq!((sent.len, sent.first), (0, First { qkey: 7, ..First::default() }));
     let Target::Untagged { rsvdulp, .. } = sent.target else { panic!("{sent:?}") };

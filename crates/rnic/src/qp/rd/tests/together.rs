@@ -52,7 +52,9 @@ impl Process {
                 Action::Finished { ticket, outcome } => {
                     self.end.core.finished(self.requests.remove(&ticket).unwrap(), outcome);
                 }
-                Action::Deliver { message, .. } => self.end.core.deliver(message),
+                Action::Deliver { message, .. } => {
+                    self.end.core.deliver(message);
+                }
                 Action::TakeBack { message, .. } => self.end.core.take_back(message).wake(),
             }
         }
@@ -79,7 +81,8 @@ impl Process {
                 Bytes::Held(bytes) => bytes,
             };
             let source_qpn = pair.source;
-            let segment = RdSegment { message, source_qpn, offset, message_len, first, ddp, bytes };
+            let remote = arrival.route.remote;
+            let segment = RdSegment { message, source_qpn, remote, offset, message_len, first, ddp, bytes };
             let placed = self.end.place(&segment);
             self.machine.on_placed(now, &arrival, placed, &mut arrivals);
         }
@@ -142,7 +145,7 @@ fn messages_of_all_lengths_arrive_once_although_packets_are_lost() {
     for (seed, ordered) in [(1, false), (2, true), (3, false), (4, true)] {
         let grh = seed > 2;
         let area = if grh { 40 } else { 0 };
-        let mut world = World::new(RdInit { ordered, grh }, seed, 8);
+        let mut world = World::new(RdInit { ordered, grh, job_key: 0 }, seed, 8);
         // Parts of the sender's memory that no message uses.
         let (mut posted, mut done, mut free, mut received) = (0, 0, vec![0, 1, 2, 3], Vec::new());
         let recv = |world: &mut World, slot: u64| {
@@ -209,7 +212,9 @@ fn what_the_receiver_refuses_fails_with_its_status_and_the_rest_goes_on() {
     let a = &mut world.processes[0].end;
     let wr = SendWr { wr_id: 2, op: SendOp::Send { invalidate: None }, flags: UNSIGNALED, sges: &good };
     let ah = a.ah();
-    a.core.post_send(&UdSendWr { wr, ah: &ah, remote_qpn: QPN, remote_qkey: QKEY + 1 }).unwrap();
+    a.core
+        .post_send(&UdSendWr { wr, ah: &ah, remote_qpn: QPN, remote_qkey: QKEY + 1, job_key: None })
+        .unwrap();
     assert_eq!(world.completions(0, 1), [(2, WcStatus::RemInvRdReqErr)]);
     for (wr_id, status) in [(3, WcStatus::Success), (4, WcStatus::RemOpErr), (5, WcStatus::RnrRetryExcErr)] {
         world.processes[0].end.send(wr_id, &good, SIGNALED).unwrap();
