@@ -13,7 +13,7 @@ use rustix::thread::CpuSet;
 use super::dispatch::Counter;
 use super::fabric::by_number::ByNumber;
 use super::fabric::crowd::Crowd;
-use super::fabric::datagram::Peers;
+use super::fabric::datagram::{Peers, Service};
 use super::fabric::{Libraries, Link, Listener};
 use super::instructions::{callgrind, turns};
 use super::protocol::{
@@ -63,6 +63,7 @@ struct End {
     /// Made when they are first needed, so that other figures are measured in a process without them.
     raw_udp: Option<RawUdp>,
     datagrams: Option<Link>,
+    reliable: Option<Link>,
     peers: Option<Peers>,
     counter: Option<Counter>,
     crowds: Option<(RawCrowd, Crowd)>,
@@ -239,11 +240,18 @@ impl End {
     fn count(&mut self, what: Counted, role: Role, messages: u32) -> Result<()> {
         let (raws, link) = self.connected.as_mut().ok_or_else(|| Failure::new("not connected"))?;
         let raw = &mut raws.system;
-        let datagrams = what == Counted::Datagram;
-        if datagrams && self.datagrams.is_none() {
-            self.datagrams = Some(link.datagrams(raw)?);
-        }
-        let link = self.datagrams.as_ref().filter(|_| datagrams).unwrap_or(link);
+        let own = match what {
+            Counted::Datagram => Some((&mut self.datagrams, Service::Unreliable)),
+            Counted::Reliable => Some((&mut self.reliable, Service::Reliable)),
+            _ => None,
+        };
+        let link = match own {
+            Some((own, service)) => match own {
+                Some(own) => &*own,
+                none => none.insert(link.datagrams(service, raw)?),
+            },
+            None => link,
+        };
         let crowd = self.crowds.as_ref().map(|(_, crowd)| crowd);
         turns::count((link, crowd), raw, what, role, messages)
     }
@@ -252,7 +260,7 @@ impl End {
         let (raws, link) = self.connected.as_mut().ok_or_else(|| Failure::new("not connected"))?;
         let raw = &mut raws.system;
         if self.datagrams.is_none() {
-            self.datagrams = Some(link.datagrams(raw)?);
+            self.datagrams = Some(link.datagrams(Service::Unreliable, raw)?);
         }
         let Some(link) = &self.datagrams else { return Ok(Answer::Done) };
         let peers = self.peers.get_or_insert_with(|| Peers::with_room(most));
@@ -279,16 +287,19 @@ impl End {
                 raw_datagrams(udp, raw, way, job.work, role, time)
             }
             Over::Uwarp => {
-                if self.datagrams.is_none() {
-                    self.datagrams = Some(link.datagrams(raw)?);
+                let reliable = matches!(job.work, Work::Reliable { .. });
+                let own = if reliable { &mut self.reliable } else { &mut self.datagrams };
+                if own.is_none() {
+                    let service = if reliable { Service::Reliable } else { Service::Unreliable };
+                    *own = Some(link.datagrams(service, raw)?);
                 }
-                let Some(link) = &self.datagrams else { return Ok(Answer::Done) };
+                let Some(link) = own else { return Ok(Answer::Done) };
                 let spin = Wait::Spin;
                 match (job.work, role) {
-                    (Work::Datagram { size }, Role::Active) => {
+                    (Work::Datagram { size } | Work::Reliable { size }, Role::Active) => {
                         rdma::ping(link, raw, spin, size, time).map(Answer::Figure)
                     }
-                    (Work::Datagram { size }, Role::Passive) => {
+                    (Work::Datagram { size } | Work::Reliable { size }, Role::Passive) => {
                         rdma::pong(link, raw, spin, size).map(|()| Answer::Done)
                     }
                     (Work::Datagrams { size, list, depth }, Role::Active) => {
@@ -301,7 +312,7 @@ impl End {
     }
 
     fn job(&mut self, job: Job, role: Role) -> Result<Answer> {
-        if matches!(job.work, Work::Datagram { .. } | Work::Datagrams { .. }) {
+        if matches!(job.work, Work::Datagram { .. } | Work::Reliable { .. } | Work::Datagrams { .. }) {
             return self.datagram_job(job, role);
         }
         let (raws, link) = self.connected.as_mut().ok_or_else(|| Failure::new("not connected"))?;
@@ -331,11 +342,11 @@ fn raw_datagrams(
     time: Duration,
 ) -> Result<Answer> {
     match (work, way, role) {
-        (Work::Datagram { size }, Way::Wait(wait), Role::Active) => {
+        (Work::Datagram { size } | Work::Reliable { size }, Way::Wait(wait), Role::Active) => {
             raw.receive_number()?;
             udp.ping(size as usize, wait, time).map(Answer::Figure)
         }
-        (Work::Datagram { size }, Way::Wait(wait), Role::Passive) => {
+        (Work::Datagram { size } | Work::Reliable { size }, Way::Wait(wait), Role::Passive) => {
             udp.pong(raw, size as usize, wait).map(|()| Answer::Done)
         }
         (Work::Datagrams { size, .. }, Way::Datagrams { send, cut, .. }, Role::Active) => {
@@ -383,7 +394,7 @@ fn active(raws: &mut Raws, link: &Link, work: Work, time: Duration) -> Result<Fi
         Work::Stream { flow, target } => flow::stream(link, raw, flow, target, time),
         Work::Rate { size, list, depth, target } => flow::rate(link, raw, size, (list, depth), target, time),
         Work::CopyCrc { size } => fused::measure(size, time),
-        Work::Datagram { .. } | Work::Datagrams { .. } => {
+        Work::Datagram { .. } | Work::Reliable { .. } | Work::Datagrams { .. } => {
             Err(Failure::new("datagrams are not a connection's"))
         }
         Work::Path(_) => Err(Failure::new("paths are counted, not timed")),
@@ -397,7 +408,9 @@ fn passive(raws: &mut Raws, link: &Link, work: Work) -> Result<()> {
         Work::Transaction { verb, size } => rdma::respond(link, raw, verb, size),
         Work::Stream { flow, target } => flow::sink(link, raw, flow, target),
         Work::Rate { size, list, depth, target } => flow::count(link, raw, size, (list, depth), target),
-        Work::CopyCrc { .. } | Work::Datagram { .. } | Work::Datagrams { .. } => Ok(()),
+        Work::CopyCrc { .. } | Work::Datagram { .. } | Work::Reliable { .. } | Work::Datagrams { .. } => {
+            Ok(())
+        }
         Work::Path(path) => path.opposite().map_or(Ok(()), |work| passive(raws, link, work)),
     }
 }

@@ -31,7 +31,7 @@ use uwarp_abi_types::verbs::{
     IBV_QPT_RC, IBV_SEND_INLINE, IBV_SEND_SIGNALED, IBV_WC_SUCCESS, IBV_WR_ATOMIC_FETCH_AND_ADD,
     IBV_WR_RDMA_READ, IBV_WR_RDMA_WRITE, IBV_WR_SEND, ibv_ah, ibv_ah_attr, ibv_comp_channel, ibv_context,
     ibv_context_ops, ibv_cq, ibv_device, ibv_gid, ibv_mr, ibv_pd, ibv_qp, ibv_qp_attr, ibv_qp_init_attr,
-    ibv_recv_wr, ibv_send_wr, ibv_sge, ibv_srq, ibv_srq_init_attr, ibv_wc,
+    ibv_qp_init_attr_ex, ibv_recv_wr, ibv_send_wr, ibv_sge, ibv_srq, ibv_srq_init_attr, ibv_wc,
 };
 
 use super::protocol::{Failure, LARGEST, Result, Verb};
@@ -72,6 +72,12 @@ pub struct Libraries {
     open_device: unsafe extern "C" fn(*mut ibv_device) -> *mut ibv_context,
     query_gid: unsafe extern "C" fn(*mut ibv_context, u8, c_int, *mut ibv_gid) -> c_int,
     create_ah: unsafe extern "C" fn(*mut ibv_pd, *mut ibv_ah_attr) -> *mut ibv_ah,
+    create_reliable_qp: unsafe extern "C" fn(
+        *mut ibv_context,
+        *mut ibv_qp_init_attr_ex,
+        *mut datagram::ReliableInit,
+        u32,
+    ) -> *mut ibv_qp,
     create_verbs_qp: unsafe extern "C" fn(*mut ibv_pd, *mut ibv_qp_init_attr) -> *mut ibv_qp,
     modify_qp: unsafe extern "C" fn(*mut ibv_qp, *mut ibv_qp_attr, c_int) -> c_int,
     destroy_verbs_qp: unsafe extern "C" fn(*mut ibv_qp) -> c_int,
@@ -122,6 +128,7 @@ impl Libraries {
                 open_device: symbol(verbs, c"ibv_open_device")?,
                 query_gid: symbol(verbs, c"ibv_query_gid")?,
                 create_ah: symbol(verbs, c"ibv_create_ah")?,
+                create_reliable_qp: symbol(verbs, c"uwarpdv_create_qp")?,
                 create_verbs_qp: symbol(verbs, c"ibv_create_qp")?,
                 modify_qp: symbol(verbs, c"ibv_modify_qp")?,
                 destroy_verbs_qp: symbol(verbs, c"ibv_destroy_qp")?,

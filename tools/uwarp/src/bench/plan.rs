@@ -35,6 +35,8 @@ impl Item {
         let once = self.group != Group::Bandwidth || !self.crc;
         let has_links = match self.work {
             Measure::Many(figures) => figures.have_links(),
+            // They go by UDP on every route.
+            Measure::One(Work::Reliable { .. }) => false,
             _ => self.group.has_links(),
         };
         (has_links && once).then(|| Item {
@@ -369,6 +371,12 @@ fn datagrams(items: &mut Vec<Item>) {
         let title = format!("{} datagram, both poll", size_name(size));
         let ways = ways::ping_pong(Wait::Spin);
         items.push(item(id, title, Group::Datagrams, work, Goal::AtMost(1.15), ways));
+    }
+    for (id, size) in [("reliable-64b", 64), ("reliable-1kib", 1024)] {
+        let work = Measure::One(Work::Reliable { size });
+        let title = format!("{} reliable datagram, both poll", size_name(size));
+        let ways = ways::ping_pong(Wait::Spin);
+        items.push(item(id, title, Group::Datagrams, work, Goal::AtMost(1.25), ways));
     }
     let lines = [("datagrams-1kib", 1, "each posted alone"), ("datagrams-1kib-lists", 32, "in lists of 32")];
     for (id, list, how) in lines {

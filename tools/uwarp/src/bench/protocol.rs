@@ -102,6 +102,8 @@ pub enum Counted {
     Message { size: u32 },
     /// A datagram of 64 bytes and one that answers it.
     Datagram,
+    /// The same with reliable datagrams.
+    Reliable,
     /// A list of Writes of 64 bytes.
     Writes,
     /// A Send of 64 bytes and its answer on one of many connections, each in turn.
@@ -265,6 +267,8 @@ pub enum Work {
     Stream { flow: Flow, target: Target },
     /// One datagram there, one back. The figure is half a round trip.
     Datagram { size: u32 },
+    /// The same with reliable datagrams.
+    Reliable { size: u32 },
     /// Datagrams one way, posted in lists of `list`, the last of each signalled, up to `depth` in flight. The
     /// figure is datagrams a second that arrive.
     Datagrams { size: u32, list: u32, depth: u32 },
@@ -305,7 +309,10 @@ impl Work {
         match self {
             Work::PingPong { wait, .. } => matches!(wait, Wait::Spin | Wait::Memory | Wait::Answer),
             Work::Stream { target, .. } | Work::Rate { target, .. } => target == Target::Polls,
-            Work::Transaction { .. } | Work::Datagram { .. } | Work::Datagrams { .. } => true,
+            Work::Transaction { .. }
+            | Work::Datagram { .. }
+            | Work::Reliable { .. }
+            | Work::Datagrams { .. } => true,
             Work::CopyCrc { .. } => false,
             Work::Path(path) => path != Path::Event,
         }
@@ -313,7 +320,10 @@ impl Work {
 
     /// The figure is a time, and less is better.
     pub fn is_time(self) -> bool {
-        matches!(self, Work::PingPong { .. } | Work::Transaction { .. } | Work::Datagram { .. })
+        matches!(
+            self,
+            Work::PingPong { .. } | Work::Transaction { .. } | Work::Datagram { .. } | Work::Reliable { .. }
+        )
     }
 
     /// The part of the work that is the same for raw TCP, which has no verbs, no queues and, one way, no

@@ -3,8 +3,8 @@
 use std::time::{Duration, Instant};
 
 use uwarp_abi_types::verbs::{
-    IBV_QP_PKEY_INDEX, IBV_QP_PORT, IBV_QP_QKEY, IBV_QP_SQ_PSN, IBV_QP_STATE, IBV_QPS_INIT, IBV_QPS_RTR,
-    IBV_QPS_RTS, IBV_QPT_UD,
+    IBV_QP_INIT_ATTR_PD, IBV_QP_PKEY_INDEX, IBV_QP_PORT, IBV_QP_QKEY, IBV_QP_SQ_PSN, IBV_QP_STATE,
+    IBV_QPS_INIT, IBV_QPS_RTR, IBV_QPS_RTS, IBV_QPT_DRIVER, IBV_QPT_UD, ibv_qp_init_attr_ex,
 };
 
 use super::*;
@@ -17,6 +17,27 @@ const QKEY: u32 = 0x1111_1111;
 const RECEIVE_LIST: usize = 16;
 /// How long it may take until the device has that one.
 const GID_PATIENCE: Duration = Duration::from_secs(10);
+
+/// Of a datagram queue pair.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub enum Service {
+    /// The verbs' own.
+    Unreliable,
+    /// uwarpdv_create_qp(3).
+    Reliable,
+}
+
+/// `struct uwarpdv_qp_init_attr` of `<uwarpdv.h>`, as far as it is needed here.
+#[repr(C)]
+pub struct ReliableInit {
+    comp_mask: u64,
+    driver_qp_type: u32,
+    flags: u32,
+    msg_order: u64,
+}
+
+/// `UWARPDV_QPT_RD`; `UWARPDV_QP_GRH`, so that what is received stands where that of others does.
+const RELIABLE: ReliableInit = ReliableInit { comp_mask: 0, driver_qp_type: 1, flags: 1, msg_order: 0 };
 
 /// Where the datagrams of a [`Link`] go.
 #[derive(Clone, Copy)]
@@ -43,7 +64,7 @@ pub struct Peers {
 impl Link {
     /// A datagram queue pair with its own queues. The ends exchange the addresses of their queue pairs over
     /// `raw`.
-    pub fn datagrams(&self, raw: &mut Raw) -> Result<Link> {
+    pub fn datagrams(&self, service: Service, raw: &mut Raw) -> Result<Link> {
         let context = self.context();
         // SAFETY: the context is open.
         let cq = || unsafe { (self.libraries.create_cq)(context, 4096, ptr::null_mut(), ptr::null_mut(), 0) };
@@ -52,7 +73,7 @@ impl Link {
             return Err(last("ibv_create_cq"));
         }
         let mut link = Link { send_cq, receive_cq, channel: ptr::null_mut(), peer: None, ..*self };
-        (link.qp, link.inline) = link.datagram_qp(RECEIVES)?;
+        (link.qp, link.inline) = link.datagram_qp(service, RECEIVES)?;
         link.exchange_address(raw)?;
         // SAFETY: the queue pair is alive.
         raw.send_number(unsafe { (*link.qp).qp_num }.into())?;
@@ -68,9 +89,12 @@ impl Link {
     }
 
     /// In RTS, with its inline limit.
-    fn datagram_qp(&self, receives: u32) -> Result<(*mut ibv_qp, u32)> {
+    fn datagram_qp(&self, service: Service, receives: u32) -> Result<(*mut ibv_qp, u32)> {
         // SAFETY: null pointers and zeros are values of all fields.
-        let mut init: ibv_qp_init_attr = unsafe { mem::zeroed() };
+        let mut init: ibv_qp_init_attr_ex = unsafe { mem::zeroed() };
+        init.comp_mask = IBV_QP_INIT_ATTR_PD;
+        // SAFETY: the queue pair of the connection is alive.
+        init.pd = unsafe { (*self.qp).pd };
         init.send_cq = self.send_cq;
         init.recv_cq = self.receive_cq;
         init.qp_type = IBV_QPT_UD;
@@ -79,10 +103,18 @@ impl Link {
         init.cap.max_send_sge = 1;
         init.cap.max_recv_sge = 1;
         init.cap.max_inline_data = 64;
-        // SAFETY: the domain is that of the connection; `init` outlives the call.
-        let qp = unsafe { (self.libraries.create_verbs_qp)((*self.qp).pd, &mut init) };
+        let qp = match service {
+            Service::Unreliable => self.verbs_qp(&mut init)?,
+            Service::Reliable => {
+                init.qp_type = IBV_QPT_DRIVER;
+                let (context, mut how) = (self.context(), RELIABLE);
+                let len = size_of::<ReliableInit>() as u32;
+                // SAFETY: the domain is that of the connection; both structures outlive the call.
+                unsafe { (self.libraries.create_reliable_qp)(context, &mut init, &mut how, len) }
+            }
+        };
         if qp.is_null() {
-            return Err(last("ibv_create_qp"));
+            return Err(last("uwarpdv_create_qp"));
         }
         // SAFETY: as above.
         let mut attr: ibv_qp_attr = unsafe { mem::zeroed() };
@@ -99,6 +131,17 @@ impl Link {
             check("ibv_modify_qp", unsafe { (self.libraries.modify_qp)(qp, &mut attr, mask) })?;
         }
         Ok((qp, init.cap.max_inline_data))
+    }
+
+    fn verbs_qp(&self, ex: &mut ibv_qp_init_attr_ex) -> Result<*mut ibv_qp> {
+        // SAFETY: null pointers and zeros are values of all fields.
+        let mut init: ibv_qp_init_attr = unsafe { mem::zeroed() };
+        (init.send_cq, init.recv_cq) = (ex.send_cq, ex.recv_cq);
+        (init.qp_type, init.cap) = (ex.qp_type, ex.cap);
+        // SAFETY: the domain is that of the connection; `init` outlives the call.
+        let qp = unsafe { (self.libraries.create_verbs_qp)(ex.pd, &mut init) };
+        ex.cap = init.cap;
+        if qp.is_null() { Err(last("ibv_create_qp")) } else { Ok(qp) }
     }
 
     /// The GID of the address that the connection to the other end has here, with its index. A loopback
@@ -223,7 +266,7 @@ impl Link {
         let gid = self.peers_gid(raw)?;
         let asker = Peer { qpn: number(raw)?, ah: self.handle(gid)? };
         while peers.qps.len() < count {
-            let (qp, _) = self.datagram_qp(1)?;
+            let (qp, _) = self.datagram_qp(Service::Unreliable, 1)?;
             // SAFETY: the queue pair is alive.
             raw.send_number(unsafe { (*qp).qp_num }.into())?;
             let answer = Link { qp, peer: Some(asker), ..*self }.datagram_list(1, 64);

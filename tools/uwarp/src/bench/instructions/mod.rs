@@ -52,12 +52,13 @@ const fn item(id: &'static str, title: &'static str, each: u64, how: How) -> Ite
     Item { id, title, how, each }
 }
 
-const ITEMS: [Item; 11] = [
+const ITEMS: [Item; 12] = [
     item("empty-poll", "ibv_poll_cq that finds nothing", 1, How::Steps(Counted::EmptyPolls)),
     item("send-64", "64 B Send, its completion, its receipt", 2, How::Steps(Counted::Message { size: 64 })),
     item("send-4k", "4 KiB Send, likewise", 2, How::Steps(Counted::Message { size: 4096 })),
     item("write-list", "64 B Write in a list of 64", turns::LIST as u64, How::Steps(Counted::Writes)),
     item("datagram-64", "64 B datagram (UD), out and in", 2, How::Steps(Counted::Datagram)),
+    item("reliable-64", "64 B reliable datagram, out and in", 2, How::Steps(Counted::Reliable)),
     item("send-64-of-64", "64 B Send on one of 64 queue pairs", 2, How::Crowd { shared_receives: false }),
     item("send-64-srq", "the same with a shared receive queue", 2, How::Crowd { shared_receives: true }),
     item("send-64-events", "64 B Send, both block in ibv_get_cq_event", 2, How::Events),
@@ -85,7 +86,7 @@ impl How {
     fn links(self, place: Place) -> &'static [Link] {
         match self {
             Self::Steps(Counted::Datagram) if matches!(place, Place::Loopback) => &[Link::Udp, Link::Memory],
-            Self::Steps(Counted::Datagram) => &[Link::Udp],
+            Self::Steps(Counted::Datagram | Counted::Reliable) => &[Link::Udp],
             Self::Sockets(_, Some("")) => &[Link::Tcp],
             _ if matches!(place, Place::Loopback) => &[Link::Tcp, Link::Memory],
             _ => &[Link::Tcp],

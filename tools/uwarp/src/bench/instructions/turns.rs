@@ -50,6 +50,7 @@ pub fn count(
             let mut turns = Messages { completes_at_once: true, ..Messages::new(link, SMALL) };
             take_turns(&mut turns, raw, role, n)
         }
+        Counted::Reliable => take_turns(&mut Messages::new(link, SMALL), raw, role, n),
         Counted::Writes => take_turns(&mut Writes::new(link), raw, role, n),
         Counted::Crowd => {
             let crowd = crowd.ok_or_else(|| Failure::new("no crowd"))?;
