@@ -724,6 +724,9 @@ static void destroyed(void)
 	open_both();
 	end_open(&e, plain);
 	to = told(other.fd);
+	/* Without this, the port may be gone with its last queue pair before the two processes know each other. */
+	must_be(result(&e, to, (struct op){ .code = IBV_WR_RDMA_READ, .rkey = to.rkey, .addr = to.addr, .length = 8 }), IBV_WC_SUCCESS,
+		"a Read");
 	for (uint64_t i = 0; i < 100; i++)
 		start_op(&e, to, (struct op){ .code = IBV_WR_RDMA_READ, .rkey = to.rkey, .addr = to.addr, .length = 200000, .id = i });
 	say(other.fd, 0);
