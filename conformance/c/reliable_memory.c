@@ -416,6 +416,16 @@ static void atomics(void)
 	end_close(&e);
 }
 
+/* From now on another user of the host, where this process may become one. */
+static void become_nobody(void)
+{
+	const unsigned nobody = 65534, was = geteuid();
+
+	if (was == 0)
+		MUST(setgid(nobody) == 0 && setuid(nobody) == 0);
+	printf("# the target is of user %u, who attacks it is user %u\n", was, geteuid());
+}
+
 /* What another process must not do with it. */
 static void guards(int fd)
 {
@@ -461,6 +471,7 @@ static void rights(void)
 	struct op write = { .code = IBV_WR_RDMA_WRITE, .length = 8 }, op;
 	struct end e;
 
+	become_nobody();
 	open_both();
 	end_open(&e, plain);
 	memset(outgoing(&e), 0x5a, 64);
@@ -521,6 +532,7 @@ static void guesses(void)
 	struct op op = { .code = IBV_WR_RDMA_READ, .length = 8 };
 	struct end e;
 
+	become_nobody();
 	open_both();
 	end_open(&e, plain);
 	to = told(other.fd);

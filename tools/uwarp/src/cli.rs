@@ -216,7 +216,8 @@ pub enum BenchWhat {
     Messages,
     /// RDMA Writes of 64 bytes, one way
     Rate,
-    /// Datagrams beside raw UDP: ping-pongs, one way, beside a connection, and memory of many peers
+    /// Datagrams beside raw UDP: ping-pongs (reliable ones, too), one way, beside a connection, and memory of
+    /// many peers
     Datagrams,
     /// System calls that posting and polling make
     Syscalls,
