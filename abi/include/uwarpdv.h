@@ -83,9 +83,12 @@ struct uwarpdv_qp_init_attr {
 	uint32_t flags;			/* enum uwarpdv_qp_create_flags */
 	uint64_t msg_order;		/* enum uwarpdv_msg_order; 0: in any order */
 	uint64_t job_key;		/* what peers need to name memory here; 0: none may */
+	uint32_t max_records;		/* records of peers that are open or not freed, at most 1024 */
+	uint32_t reserved;		/* 0 */
 };
 
-/* As ibv_create_qp_ex(3), with attr_ex->qp_type IBV_QPT_DRIVER. NULL and errno: EINVAL, EOPNOTSUPP, ENOMEM.
+/* As ibv_create_qp_ex(3), with attr_ex->qp_type IBV_QPT_DRIVER; or, for records of unreliable datagrams, with IBV_QPT_UD and
+ * all members 0 but job_key and max_records. NULL and errno: EINVAL, EOPNOTSUPP, ENOMEM.
  *
  * inlen is sizeof(*attr). What follows known members must be 0, so that a later version can add some. */
 struct ibv_qp *uwarpdv_create_qp(struct ibv_context *context, struct ibv_qp_init_attr_ex *attr_ex,
@@ -100,6 +103,41 @@ enum { UWARPDV_ANY_QPN = 0 };
 /* Peers that may name memory here: those whose GID begins with prefix_bits bits of prefix. Without any call, all that
  * have the job key may; after one, only those that a call names, at most 64. Returns 0, or EINVAL, EOPNOTSUPP. */
 int uwarpdv_allow_source(struct ibv_qp *qp, const union ibv_gid *prefix, uint32_t prefix_bits, uint32_t remote_qpn);
+
+/* RDMA Write-Record: a Write to memory that the sender names, of which the receiver keeps a record. No receive is needed.
+ *
+ * At the sender it is one work request, built as ibv_wr_post(3) says. imm_data is in network byte order. */
+void uwarpdv_wr_rdma_write_record(struct ibv_qp_ex *qp, uint32_t rkey, uint64_t remote_addr, uint32_t imm_data);
+
+/* At the receiver it is a completion with IBV_WC_DRIVER1, on the completion queue of receives: wr_id names the record,
+ * byte_len is how many bytes are valid, imm_data the sender's. vendor_err is 1 if some have not come. */
+#define UWARPDV_WC_RECORD IBV_WC_DRIVER1
+
+/* The largest message over IBV_QPT_UD, and the most ranges that are valid of one. */
+#define UWARPDV_RECORD_MOST (1 << 20)
+#define UWARPDV_RANGES_MOST 16
+
+struct uwarpdv_record {
+	union ibv_gid remote_gid;	/* of the sender */
+	uint64_t addr;			/* where the message begins, as the sender has named it */
+	uint32_t length;		/* of the message */
+	uint32_t rkey;
+	uint32_t remote_qpn;
+	uint32_t imm_data;		/* in network byte order */
+};
+
+/* Bytes of a message that have come. */
+struct uwarpdv_range {
+	uint32_t offset;
+	uint32_t length;
+};
+
+/* Both return 0, or an error number. ENOENT: there is no such record, or it was freed. Neither blocks.
+ *
+ * *count is the room of ranges before, and how many there are after; ENOSPC: there are more than room. */
+int uwarpdv_get_record(struct ibv_qp *qp, uint64_t record, struct uwarpdv_record *out, uint32_t inlen,
+		       struct uwarpdv_range *ranges, uint32_t *count);
+int uwarpdv_free_record(struct ibv_qp *qp, uint64_t record);
 
 #ifdef __cplusplus
 }

@@ -5,8 +5,10 @@ use std::net::Ipv6Addr;
 use std::ptr;
 use std::sync::Arc;
 
-use uwarp_abi_types::verbs::{IBV_QPT_DRIVER, ibv_context, ibv_gid, ibv_qp, ibv_qp_ex, ibv_qp_init_attr_ex};
-use uwarp_driver::{QueuePair, RdQp, UdQp};
+use uwarp_abi_types::verbs::{
+    IBV_QPT_DRIVER, IBV_QPT_UD, ibv_context, ibv_gid, ibv_qp, ibv_qp_ex, ibv_qp_init_attr_ex, ibv_qp_type,
+};
+use uwarp_driver::{QueuePair, UdQp};
 use uwarp_rnic::qp::{RdInit, Source};
 
 use crate::convention::Code;
@@ -53,6 +55,7 @@ const MEMBERS: [(u64, usize); 2] =
 const _: () = {
     assert!(size_of::<uwarpdv_qp_attr>() == 16 && size_of::<uwarpdv_peer_error>() == 40);
     assert!(offset_of!(uwarpdv_peer_error, remote_gid) == 8);
+    assert!(size_of::<uwarpdv_record>() == 40 && size_of::<uwarpdv_qp_init_attr>() == 40);
 };
 
 /// # Safety
@@ -67,24 +70,16 @@ unsafe fn datagram_qp<'a>(qp: *mut ibv_qp) -> Result<&'a Arc<UdQp>, Failure> {
     }
 }
 
-/// # Safety
-/// `qp` is alive or NULL.
-unsafe fn reliable_qp<'a>(qp: *mut ibv_qp) -> Result<&'a Arc<RdQp>, Failure> {
-    // SAFETY: the caller's promise.
-    match unsafe { &look::<CQp>(qp)?.qp } {
-        QueuePair::Rd(rd) => Ok(rd),
-        QueuePair::Rc(_) | QueuePair::Ud(_) => {
-            Err(Failure::unsupported("it is for queue pairs of reliable datagrams"))
-        }
-    }
-}
-
 /// `enum uwarpdv_qp_type`
 const QPT_RD: u32 = 1;
 /// `enum uwarpdv_qp_create_flags`
 const QP_GRH: u32 = 1 << 0;
 /// `enum uwarpdv_msg_order`: each message that a program may send behind another is ordered behind it.
 const ORDER_ALL: u64 = 1 << 0;
+
+fn no_record() -> Failure {
+    Failure::new(libc::ENOENT, "the queue pair has no record of this name")
+}
 
 /// `UWARPDV_ANY_QPN`
 const ANY_QPN: u32 = 0;
@@ -99,13 +94,40 @@ pub struct uwarpdv_qp_init_attr {
     pub flags: u32,
     pub msg_order: u64,
     pub job_key: u64,
+    pub max_records: u32,
+    pub reserved: u32,
+}
+
+/// `struct uwarpdv_record`
+#[repr(C)]
+#[allow(missing_docs)]
+pub struct uwarpdv_record {
+    pub remote_gid: ibv_gid,
+    pub addr: u64,
+    pub length: u32,
+    pub rkey: u32,
+    pub remote_qpn: u32,
+    /// In network byte order.
+    pub imm_data: u32,
+}
+
+/// `struct uwarpdv_range`
+#[repr(C)]
+#[allow(missing_docs)]
+pub struct uwarpdv_range {
+    pub offset: u32,
+    pub length: u32,
 }
 
 /// Copies the attributes of a new queue pair. What the program's structure does not have is 0.
 ///
 /// # Safety
 /// `attr` is NULL or points to `inlen` bytes.
-unsafe fn init_attributes(attr: *mut uwarpdv_qp_init_attr, inlen: u32) -> Result<RdInit, Failure> {
+unsafe fn init_attributes(
+    qp_type: ibv_qp_type,
+    attr: *mut uwarpdv_qp_init_attr,
+    inlen: u32,
+) -> Result<Service, Failure> {
     let attr = required(attr, "attr")?;
     let (len, known) = (inlen as usize, size_of::<uwarpdv_qp_init_attr>());
     if len < offset_of!(uwarpdv_qp_init_attr, flags) {
@@ -121,14 +143,25 @@ unsafe fn init_attributes(attr: *mut uwarpdv_qp_init_attr, inlen: u32) -> Result
     if own.comp_mask != 0 {
         return Err(Failure::invalid("comp_mask names members that are unknown"));
     }
-    if own.driver_qp_type != QPT_RD {
-        return Err(Failure::unsupported("driver_qp_type must be UWARPDV_QPT_RD"));
+    if own.reserved != 0 {
+        return Err(Failure::invalid("reserved must be 0"));
+    }
+    let (job_key, max_records) = (own.job_key, own.max_records);
+    match (qp_type, own.driver_qp_type) {
+        (IBV_QPT_DRIVER, QPT_RD) => {}
+        (IBV_QPT_UD, 0) if own.flags == 0 && own.msg_order == 0 => {
+            return Ok(Service::Recording { job_key, max_records });
+        }
+        (IBV_QPT_UD, 0) => return Err(Failure::invalid("flags and msg_order are not for IBV_QPT_UD")),
+        (IBV_QPT_UD, _) => return Err(Failure::invalid("driver_qp_type must be 0 with IBV_QPT_UD")),
+        (IBV_QPT_DRIVER, _) => return Err(Failure::unsupported("driver_qp_type must be UWARPDV_QPT_RD")),
+        _ => return Err(Failure::invalid("qp_type must be IBV_QPT_DRIVER or IBV_QPT_UD")),
     }
     if own.flags & !QP_GRH != 0 || own.msg_order & !ORDER_ALL != 0 {
         return Err(Failure::invalid("flags or msg_order have unknown bits"));
     }
     let (ordered, grh) = (own.msg_order & ORDER_ALL != 0, own.flags & QP_GRH != 0);
-    Ok(RdInit { ordered, grh, job_key: own.job_key })
+    Ok(Service::Rd(RdInit { ordered, grh, job_key, max_records }))
 }
 
 /// Copies as much of a structure as the program has. A later version's is longer, and an earlier one's may
@@ -162,10 +195,7 @@ entry! {
     ) -> *mut ibv_qp {
         look::<Context>(context)?;
         let ex = &mut *required(attr_ex, "attr_ex")?;
-        if ex.qp_type != IBV_QPT_DRIVER {
-            return Err(Failure::invalid("qp_type must be IBV_QPT_DRIVER"));
-        }
-        create_for(Service::Rd(init_attributes(attr, inlen)?), ex)
+        create_for(init_attributes(ex.qp_type, attr, inlen)?, ex)
     }
 
     /// uwarpdv_create_qp(3). A mistake shows in `ibv_wr_complete`.
@@ -180,11 +210,74 @@ entry! {
         prefix_bits: u32,
         remote_qpn: u32,
     ) -> Code {
-        let rd = reliable_qp(qp)?;
+        let pair = &look::<CQp>(qp)?.qp;
         let prefix = Ipv6Addr::from((*required(prefix.cast_mut(), "prefix")?).raw);
         let bits = u8::try_from(prefix_bits).map_err(|_| Failure::invalid("prefix_bits is above 128"))?;
         let qpn = (remote_qpn != ANY_QPN).then_some(remote_qpn);
-        Ok(rd.allow_source(Source { prefix: prefix.into(), bits, qpn })?)
+        let source = Source { prefix: prefix.into(), bits, qpn };
+        match pair {
+            QueuePair::Rd(rd) => Ok(rd.allow_source(source)?),
+            QueuePair::Ud(ud) => Ok(ud.allow_source(source)?),
+            QueuePair::Rc(_) => Err(Failure::unsupported("it is for datagram queue pairs")),
+        }
+    }
+
+    /// uwarpdv_create_qp(3). A mistake shows in `ibv_wr_complete`.
+    fn uwarpdv_wr_rdma_write_record(qp: *mut ibv_qp_ex, rkey: u32, remote_addr: u64, imm_data: u32) -> () {
+        wr_api::begin_record(qp, rkey, remote_addr, imm_data.to_ne_bytes())
+    }
+
+    /// uwarpdv_create_qp(3).
+    fn uwarpdv_get_record(
+        qp: *mut ibv_qp,
+        name: u64,
+        record: *mut uwarpdv_record,
+        inlen: u32,
+        ranges: *mut uwarpdv_range,
+        count: *mut u32,
+    ) -> Code {
+        let (out, count) = (required(record, "record")?, required(count, "count")?);
+        // A later version's structure is longer: what it has beyond this one is 0.
+        let Some(beyond) = (inlen as usize).checked_sub(size_of::<uwarpdv_record>()) else {
+            return Err(Failure::invalid("inlen has no room for a record"));
+        };
+        let known = match &look::<CQp>(qp)?.qp {
+            QueuePair::Ud(ud) => ud.record(name),
+            QueuePair::Rd(rd) => rd.record(name),
+            QueuePair::Rc(_) => return Err(Failure::unsupported("it is for datagram queue pairs")),
+        };
+        let Some(known) = known else { return Err(no_record()) };
+        let room = std::mem::replace(&mut *count, u32::try_from(known.valid.len()).unwrap_or(u32::MAX));
+        if room < *count {
+            return Err(Failure::new(libc::ENOSPC, "count has no room for all ranges"));
+        }
+        if *count > 0 {
+            let ranges = required(ranges, "ranges")?;
+            for (at, range) in known.valid.iter().enumerate() {
+                let (offset, length) = (range.start, range.end - range.start);
+                ranges.add(at).write(uwarpdv_range { offset, length });
+            }
+        }
+        out.write(uwarpdv_record {
+            remote_gid: gid_of(known.from),
+            addr: known.to,
+            length: known.len,
+            rkey: known.stag,
+            remote_qpn: known.source_qpn,
+            imm_data: u32::from_ne_bytes(known.immediate),
+        });
+        out.add(1).cast::<u8>().write_bytes(0, beyond);
+        Ok(())
+    }
+
+    /// uwarpdv_create_qp(3).
+    fn uwarpdv_free_record(qp: *mut ibv_qp, name: u64) -> Code {
+        let freed = match &look::<CQp>(qp)?.qp {
+            QueuePair::Ud(ud) => ud.free_record(name),
+            QueuePair::Rd(rd) => rd.free_record(name),
+            QueuePair::Rc(_) => return Err(Failure::unsupported("it is for datagram queue pairs")),
+        };
+        if freed { Ok(()) } else { Err(no_record()) }
     }
 
     /// uwarpdv(3).

@@ -5,9 +5,8 @@
 //! processes (`cm_rules`), threads that leave a call (`leaving`) or are cancelled (`cancels`), children of a
 //! fork (`forks`), receivers that leave with their last message (`ways_out`), the edges of the interface
 //! (`corners`), datagram queue pairs (`datagrams`, `datagram_life`, `uwarpdv`), reliable ones (`reliable`,
-//! `reliable_memory`),
-//! sockets over queue pairs
-//! (`rsockets`), sockets in `IWARP_MODE` (`sockets`),
+//! `reliable_memory`), RDMA Write-Records (`records`), sockets over queue pairs (`rsockets`), sockets in
+//! `IWARP_MODE` (`sockets`),
 //! both in threads and processes (`socket_threads`), events whose cause is outside (`events`), a device for
 //! each interface (`devices`), multicast (`groups`),
 //! what programs look at and rely on (`traps`), what is called through the context (`extended`), connections
@@ -36,7 +35,7 @@ use uwarp_conformance::{Context, Failure, Outcome, cc, pair, require};
 
 /// Programs whose groups of statements are cases of their own: those of the table in their source, which is
 /// where a group is registered.
-const PROGRAMS: [&str; 31] = [
+const PROGRAMS: [&str; 32] = [
     "errno_table",
     "completions",
     "errno_cm",
@@ -55,6 +54,7 @@ const PROGRAMS: [&str; 31] = [
     "uwarpdv",
     "reliable",
     "reliable_memory",
+    "records",
     "events",
     "old",
     "stand_in",

@@ -80,6 +80,13 @@ pub enum Service {
     Rc,
     /// Unreliable datagrams.
     Ud,
+    /// The same with RDMA Write-Records.
+    Recording {
+        /// What peers need to name memory.
+        job_key: u64,
+        /// How many records there may be.
+        max_records: u32,
+    },
     /// Reliable datagrams, which no type of the verbs names.
     Rd(RdInit),
 }
@@ -94,7 +101,7 @@ impl Service {
     fn operations(self) -> u64 {
         match self {
             Self::Rc => wr_api::SUPPORTED,
-            Self::Ud => wr_api::SUPPORTED_UD,
+            Self::Ud | Self::Recording { .. } => wr_api::SUPPORTED_UD,
             Self::Rd(_) => wr_api::SUPPORTED_RD,
         }
     }
@@ -172,6 +179,9 @@ pub unsafe fn create_for(service: Service, attr: &mut ibv_qp_init_attr_ex) -> Re
                 QueuePair::Rc(rc)
             }
             Service::Ud => QueuePair::Ud(UdQp::create(&context.nic, init)?),
+            Service::Recording { job_key, max_records } => {
+                QueuePair::Ud(UdQp::create_with_records(&context.nic, init, job_key, max_records)?)
+            }
             Service::Rd(how) => QueuePair::Rd(RdQp::create(&context.nic, init, how)?),
         };
         attr.cap = cap_of(&qp.query().caps);

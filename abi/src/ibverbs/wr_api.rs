@@ -98,6 +98,20 @@ pub unsafe fn set_job_key(qp: *mut ibv_qp_ex, job_key: u64) -> Result<(), Failur
     Ok(())
 }
 
+/// Begins an RDMA Write-Record.
+///
+/// # Safety
+/// As [`begin`].
+pub unsafe fn begin_record(qp: *mut ibv_qp_ex, stag: u32, to: u64, imm: [u8; 4]) -> Result<(), Failure> {
+    // SAFETY: the caller's promise.
+    unsafe {
+        if matches!(look::<CQp>(qp.cast())?.qp, QueuePair::Rc(_)) {
+            batch(qp)?.building().fail(Failure::invalid("records are of datagram queue pairs only"));
+        }
+        begin(qp, SendOp::WriteRecord { stag, to, imm })
+    }
+}
+
 /// The batch that a thread builds between `ibv_wr_start` and its end; it holds the batch's lock meanwhile.
 ///
 /// # Safety

@@ -9,6 +9,8 @@
 mod delivery;
 #[path = "ud/receivers.rs"]
 mod receivers;
+#[path = "ud/records.rs"]
+mod records;
 #[path = "ud/room.rs"]
 mod room;
 #[path = "ud/unclaimed.rs"]
@@ -42,6 +44,7 @@ use crate::source::{Readiness, Source, Token};
 use crate::sync::{AtomicBool, AtomicUsize, Mutex, MutexGuard, OnceLock, Ordering, RwLock};
 pub(crate) use delivery::shown_lid;
 use receivers::{Member, Receivers};
+use records::RecordTimer;
 pub(crate) use room::AwaitsRoom;
 use unclaimed::Rate;
 pub use unclaimed::Unclaimed;
@@ -458,6 +461,8 @@ struct Inner {
     /// Groups whose messages it takes. The port of groups knows them, too, but a thread may have looked there
     /// before the queue pair left.
     groups: SmallVec<[IpAddr; 1]>,
+    /// For records of which a part is missing.
+    timer: RecordTimer,
 }
 
 /// A datagram queue pair.
@@ -474,10 +479,18 @@ pub struct UdQp {
 
 impl UdQp {
     /// Makes a queue pair in RESET. Fails when a limit of the device is exceeded or no number is free.
-    pub fn create(nic: &Arc<Nic>, mut init: QpInit) -> Result<Arc<Self>, VerbsError> {
+    pub fn create(nic: &Arc<Nic>, init: QpInit) -> Result<Arc<Self>, VerbsError> {
+        Self::create_of(nic, init, UdCore::new)
+    }
+
+    fn create_of(
+        nic: &Arc<Nic>,
+        mut init: QpInit,
+        core: impl FnOnce(u32, QpInit) -> Result<UdCore, VerbsError>,
+    ) -> Result<Arc<Self>, VerbsError> {
         let shell = Shell::admit(nic, &mut init)?;
         let qpn = shell.qpn();
-        let (port, core) = (nic.datagram_port(qpn)?, UdCore::new(qpn, init)?);
+        let (port, core) = (nic.datagram_port(qpn)?, core(qpn, init)?);
         let qp = Arc::new_cyclic(|me: &Weak<Self>| Self {
             me: me.clone(),
             shell,
@@ -492,6 +505,7 @@ impl UdQp {
                 held: false,
                 last: Last::default(),
                 groups: SmallVec::new(),
+                timer: RecordTimer::default(),
             }),
             answers: Rate::default(),
         });

@@ -39,7 +39,7 @@ impl End {
     fn new() -> Self {
         let (nic, pd, events) = (Nic::open().unwrap(), Pd::new(), Arc::new(Events::default()));
         let cq = Cq::new(1024, 0, None, events.clone());
-        let how = RdInit { ordered: false, grh: false, job_key: 0 };
+        let how = RdInit { ordered: false, grh: false, job_key: 0, max_records: 0 };
         let qp = RdQp::create(&nic, init(&pd, &cq, &events), how).unwrap();
         for state in [QpState::Init, QpState::Rtr, QpState::Rts] {
             let change =

@@ -12,7 +12,7 @@ use uwarp_wire::crc::{self, crc32c};
 use uwarp_wire::datagram::error::ErrorMessage;
 use uwarp_wire::datagram::memory::Memory;
 use uwarp_wire::datagram::proof::Proof;
-use uwarp_wire::datagram::{self, Datagram, FLAG_IMMEDIATE, FLAG_RELIABLE, Header as Extension};
+use uwarp_wire::datagram::{self, Datagram, FLAG_IMMEDIATE, FLAG_RELIABLE, Header as Extension, record};
 use uwarp_wire::ddp::{self, Header, QN_SEND, Untagged};
 use uwarp_wire::rdmap::{Control, Opcode, RV};
 use uwarp_wire::terminate::{TerminateError, UntaggedBuffer};
@@ -205,6 +205,14 @@ pub fn parse_memory(datagram: &[u8]) -> Option<Memory> {
     }
     let datagram = Datagram::parse(datagram).ok()?;
     Memory::parse(&datagram).filter(|_| datagram.is_intact())
+}
+
+/// A segment of an RDMA Write-Record, if a datagram that [`parse`] rejects is one (docs/datagram-iwarp.md
+/// section 15). The caller checks both numbers.
+pub fn parse_record(datagram: &[u8]) -> Option<record::Segment<'_>> {
+    // Before the CRC is computed.
+    let datagram = Datagram::parse(datagram).ok()?;
+    record::Segment::parse(&datagram).filter(|_| datagram.is_intact())
 }
 
 /// The Error Message that answers a message which was dropped for this reason. `None`: none may be sent,

@@ -48,6 +48,7 @@ pub use message::{
 };
 pub use outgoing::rnr_delay;
 pub use packet::PacketBuf;
+pub use range_set::RangeSet;
 
 /// What a process sets once.
 #[derive(Debug, Clone, Copy)]

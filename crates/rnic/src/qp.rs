@@ -10,6 +10,8 @@ pub mod counters;
 mod datagrams;
 mod rc;
 mod rd;
+mod records;
+mod rights;
 mod rnr;
 mod shell;
 mod state;
@@ -22,7 +24,9 @@ pub use rc::{
     Action, Answers, Disconnect, DisconnectReply, End, LinkCaps, LinkEvent, Now, Psns, RcCore, Rtr, RxPlan,
     ShownPsns, StreamParams,
 };
-pub use rd::{AnswerBytes, RdAnswer, RdCore, RdInit, RdMessage, RdSegment, Source};
+pub use rd::{AnswerBytes, RdAnswer, RdCore, RdInit, RdMessage, RdSegment};
+pub use records::{MOST_RANGES, MOST_RECORDS, Record};
+pub use rights::Source;
 pub use rnr::rnr_limit;
 pub use state::QpState;
 pub use ud::{MAX_PAYLOAD as MAX_DATAGRAM, MOST_PAYLOAD as MOST_DATAGRAM, PeerError, UdCore};

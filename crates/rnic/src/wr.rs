@@ -68,6 +68,16 @@ pub enum SendOp {
         /// In the order of the wire.
         imm: [u8; 4],
     },
+    /// RDMA Write-Record (docs/datagram-iwarp.md section 15), of datagrams only: a Write with immediate data
+    /// that takes no receive. The target keeps a record of it.
+    WriteRecord {
+        /// Remote STag.
+        stag: u32,
+        /// Remote tagged offset.
+        to: u64,
+        /// In the order of the wire.
+        imm: [u8; 4],
+    },
     /// RDMA Write (RFC 5040 section 5.1).
     Write {
         /// Remote STag.
@@ -119,7 +129,9 @@ impl SendOp {
     pub fn completion(self) -> WcOpcode {
         match self {
             Self::Send { .. } | Self::SendImmediate { .. } => WcOpcode::Send,
-            Self::Write { .. } | Self::WriteImmediate { .. } => WcOpcode::RdmaWrite,
+            Self::Write { .. } | Self::WriteImmediate { .. } | Self::WriteRecord { .. } => {
+                WcOpcode::RdmaWrite
+            }
             Self::Read { .. } => WcOpcode::RdmaRead,
             Self::FetchAdd { .. } => WcOpcode::FetchAdd,
             Self::CmpSwap { .. } => WcOpcode::CompSwap,
@@ -153,7 +165,7 @@ impl SendOp {
     pub fn may_be_inline(self) -> bool {
         match self {
             Self::Send { .. } | Self::SendImmediate { .. } => true,
-            Self::Write { .. } | Self::WriteImmediate { .. } => true,
+            Self::Write { .. } | Self::WriteImmediate { .. } | Self::WriteRecord { .. } => true,
             Self::Read { .. }
             | Self::FetchAdd { .. }
             | Self::CmpSwap { .. }
@@ -192,7 +204,8 @@ impl SendOp {
     /// Whether only another uwarp end is known to understand it: the operation is in no RFC, or in one that
     /// leaves the use of it to agreements outside of the protocol (docs/adr/006, docs/adr/029).
     pub fn wants_uwarp(self) -> bool {
-        matches!(self, Self::SendImmediate { .. } | Self::WriteImmediate { .. }) || self.is_atomic()
+        let has_immediate = matches!(self, Self::SendImmediate { .. } | Self::WriteImmediate { .. });
+        has_immediate || matches!(self, Self::WriteRecord { .. }) || self.is_atomic()
     }
 }
 
@@ -258,6 +271,8 @@ pub enum WcOpcode {
     LocalInv = 6,
     Recv = 1 << 7,
     RecvRdmaWithImm = (1 << 7) + 1,
+    /// A record of an RDMA Write-Record, `IBV_WC_DRIVER1`.
+    Record = (1 << 7) + 7,
 }
 
 bitflags! {

@@ -1,7 +1,7 @@
 //! Datagram-iWARP (docs/datagram-iwarp.md): the extension header that begins every UDP datagram, and the
 //! datagram as a whole. [`error`] has the Error Message, [`lookup`] what rdma_cm sends, [`proof`] what
 //! connected queue pairs send before they connect by number, [`memory`] how processes of one host agree on
-//! memory.
+//! memory, [`record`] RDMA Write-Records.
 //!
 //! ```text
 //!  0                   1                   2                   3
@@ -27,6 +27,7 @@ pub mod error;
 pub mod lookup;
 pub mod memory;
 pub mod proof;
+pub mod record;
 
 use core::fmt;
 
@@ -82,6 +83,8 @@ pub enum Kind {
     MemoryReply,
     /// From here on by memory.
     MemoryBegins,
+    /// A segment of an RDMA Write-Record: [`record::Segment`].
+    Record,
     /// Unassigned.
     Unknown(u8),
 }
@@ -99,6 +102,7 @@ impl Kind {
             5 => Kind::MemoryRequest,
             6 => Kind::MemoryReply,
             7 => Kind::MemoryBegins,
+            8 => Kind::Record,
             other => Kind::Unknown(other),
         }
     }
@@ -115,12 +119,13 @@ impl Kind {
             Kind::MemoryRequest => 5,
             Kind::MemoryReply => 6,
             Kind::MemoryBegins => 7,
+            Kind::Record => 8,
             Kind::Unknown(code) => code & KIND_MASK,
         }
     }
 }
 
-/// `message`, `lookup request`, `proof reply`, `kind 0x8`
+/// `message`, `lookup request`, `proof reply`, `kind 0x9`
 impl fmt::Display for Kind {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
@@ -132,6 +137,7 @@ impl fmt::Display for Kind {
             Kind::MemoryRequest => f.write_str("memory request"),
             Kind::MemoryReply => f.write_str("memory reply"),
             Kind::MemoryBegins => f.write_str("memory begins"),
+            Kind::Record => f.write_str("record"),
             Kind::Unknown(code) => write!(f, "kind {code:#x}"),
         }
     }
@@ -353,7 +359,7 @@ mod tests {
             assert_eq!(Kind::from_code(code).code(), code);
             assert_eq!(Kind::from_code(0xF0 | code), Kind::from_code(code));
         }
-        assert_eq!(Kind::from_code(8).to_string(), "kind 0x8");
+        assert_eq!(Kind::from_code(9).to_string(), "kind 0x9");
     }
 
     #[test]

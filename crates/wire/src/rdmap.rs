@@ -70,7 +70,10 @@ pub enum Opcode {
     AtomicResponse,
     /// Acknowledgement between two uwarp ends. Every other peer takes it for an unexpected opcode.
     UwarpAck,
-    /// Unassigned: 0xC to 0xE.
+    /// RDMA Write-Record, of datagrams between two uwarp ends only: a Write of whose bytes the target keeps a
+    /// record (docs/datagram-iwarp.md section 15). To a stream it is unassigned.
+    WriteRecord,
+    /// Unassigned: 0xD and 0xE.
     Unknown(u8),
 }
 
@@ -91,6 +94,7 @@ impl Opcode {
             0x9 => Opcode::ImmediateSe,
             0xA => Opcode::AtomicRequest,
             0xB => Opcode::AtomicResponse,
+            0xC => Opcode::WriteRecord,
             UWARP_ACK => Opcode::UwarpAck,
             other => Opcode::Unknown(other),
         }
@@ -112,31 +116,33 @@ impl Opcode {
             Opcode::ImmediateSe => 0x9,
             Opcode::AtomicRequest => 0xA,
             Opcode::AtomicResponse => 0xB,
+            Opcode::WriteRecord => 0xC,
             Opcode::UwarpAck => UWARP_ACK,
             Opcode::Unknown(code) => code & 0x0F,
         }
     }
 
-    /// This opcode's row of [`OPCODES`]; `None` for [`Opcode::Unknown`].
+    /// This opcode's row of [`OPCODES`]; `None` for those that no stream has.
     #[inline]
     pub const fn info(self) -> Option<&'static OpcodeInfo> {
         match self {
             Opcode::UwarpAck => Some(&OPCODES[12]),
-            Opcode::Unknown(_) => None,
+            Opcode::WriteRecord | Opcode::Unknown(_) => None,
             standard => Some(&OPCODES[standard.code() as usize]),
         }
     }
 
-    /// Name in the table, or `Unknown`.
+    /// A short name for traces, or `Unknown`.
     pub const fn name(self) -> &'static str {
-        match self.info() {
-            Some(info) => info.name,
-            None => "Unknown",
+        match (self, self.info()) {
+            (Opcode::WriteRecord, _) => "WriteRecord",
+            (_, Some(info)) => info.name,
+            (_, None) => "Unknown",
         }
     }
 }
 
-/// The name in the table, or `Unknown(0xc)`.
+/// The short name, or `Unknown(0xd)`.
 impl fmt::Display for Opcode {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
@@ -207,7 +213,7 @@ pub struct OpcodeInfo {
     pub rfc: &'static str,
 }
 
-/// Every assigned opcode, in the order of the codes (RFC 5040 figures 4 and 5, RFC 7306 figures 2 and 3).
+/// Every opcode that a stream may carry, in the order of the codes (RFC 5040 figures 4 and 5, RFC 7306 figures 2 and 3).
 pub static OPCODES: [OpcodeInfo; 13] = {
     const RFC5040: OpcodeInfo = OpcodeInfo {
         opcode: Opcode::Write,
@@ -734,7 +740,8 @@ mod tests {
         assert_eq!(Control::parse(0x00), Control { version: 0, opcode: Opcode::Write });
         assert_eq!(Control::parse(0xCD), Control { version: 3, opcode: Opcode::Unknown(0xD) });
         assert_eq!(Control::parse(0x4F).to_string(), "Ack");
-        assert_eq!(Control::parse(0x8C).to_string(), "rv=2 Unknown(0xc)");
+        assert_eq!(Control::parse(0x4C).to_string(), "WriteRecord");
+        assert_eq!(Control::parse(0x8D).to_string(), "rv=2 Unknown(0xd)");
     }
 
     #[test]

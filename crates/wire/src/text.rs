@@ -16,10 +16,12 @@
 
 use core::fmt;
 
+use crate::be32;
 use crate::datagram;
 use crate::datagram::lookup::{Reply, Request};
 use crate::datagram::memory::Memory;
 use crate::datagram::proof::Proof;
+use crate::datagram::record;
 use crate::ddp::{self, Header};
 use crate::rd;
 use crate::rdmap::{
@@ -117,6 +119,14 @@ impl fmt::Display for DatagramLine<'_> {
         }
         write!(f, "{extension} ")?;
         let body = self.head.get(datagram::Header::LEN..).unwrap_or(&[]);
+        if extension.kind() == datagram::Kind::Record
+            && let Some((own, ddp)) = body.split_first_chunk::<{ record::OWN_LEN }>()
+            && let Ok((header, _)) = Header::parse(ddp)
+        {
+            let word = |at: usize| own.get(at..at + 4).map_or(0, be32);
+            write!(f, "record message={} offset={} of={} ", word(0), word(4), word(8))?;
+            return Line { header, head: &[], len: self.len.saturating_sub(record::Head::OVERHEAD) }.fmt(f);
+        }
         let Ok((header, len)) = Header::parse(body) else { return write!(f, "{} bytes", self.len) };
         if extension.kind() != datagram::Kind::Message {
             return write!(f, "{}, {} bytes", extension.kind(), self.len);
@@ -269,7 +279,7 @@ mod tests {
             untagged(Opcode::AtomicRequest, 0, 0, &atomic.to_bytes()),
             untagged(Opcode::AtomicResponse, 0, 0, &[0, 0, 0, 7, 0, 0, 0, 0, 0, 0, 0, 4]),
             untagged(Opcode::UwarpAck, 0, 0, &[0, 0, 0, 0, 0, 0, 0, 3]),
-            untagged(Opcode::Unknown(0xC), 0, 0, &[0; 5]),
+            untagged(Opcode::Unknown(0xD), 0, 0, &[0; 5]),
         ]
         .into();
         insta::assert_snapshot!(lines.join("\n"), @r"
@@ -284,7 +294,7 @@ mod tests {
         AtomicReq L qn=1 msn=1 mo=0 CmpSwap id=7 target=0x2/0x7f00 data=0x5/0xff compare=0x4/0xff
         AtomicResp L qn=3 msn=1 mo=0 id=7 original=0x4
         Ack L qn=ack msn=1 mo=0 completed=3
-        Unknown(0xc) L qn=9 msn=1 mo=0 len=5
+        Unknown(0xd) L qn=9 msn=1 mo=0 len=5
         ");
     }
 
@@ -312,6 +322,19 @@ mod tests {
         };
         let ask = Proof { source_qpn: 0x11, destination_qpn: 0x22, token: 3, cookie: None };
         let cookie = Some(Cookie { made: 4, hash: 5 });
+        let piece = record::Head {
+            source_qpn: 0x11,
+            destination_qpn: 0x22,
+            qkey: 1,
+            immediate: [0, 0, 0, 7],
+            incarnation: 9,
+            message: 3,
+            offset: 200,
+            message_len: 1000,
+            job_key: 4,
+            stag: 0x1234,
+            to: 0x7f00,
+        };
         let answer = Proof { source_qpn: 0x22, destination_qpn: 0x11, cookie, ..ask };
         let lines: Vec<String> = [
             line(0, ddp(Opcode::Send, 0), &[], 42 + 11),
@@ -321,6 +344,8 @@ mod tests {
             line(3, ddp(Opcode::Send, 0), &[], 48),
             DatagramLine { head: &ask.to_bytes(), len: Proof::LEN }.to_string(),
             DatagramLine { head: &answer.to_bytes(), len: Proof::LEN }.to_string(),
+            DatagramLine { head: &piece.to_bytes(false), len: record::Head::OVERHEAD + 100 }.to_string(),
+            DatagramLine { head: &piece.to_bytes(true)[..30], len: record::Head::OVERHEAD + 100 }.to_string(),
             DatagramLine { head: &extension(0).to_bytes(), len: 24 }.to_string(),
             DatagramLine { head: &[9; 60], len: 60 }.to_string(),
             DatagramLine { head: &[], len: 0 }.to_string(),
@@ -334,6 +359,8 @@ mod tests {
         UD src=0x11 dst=0x22 qkey=0x1 inc=0x9 proof request, 48 bytes
         ProofRequest src=0x11 dst=0x22
         ProofReply src=0x22 dst=0x11
+        UD src=0x11 dst=0x22 qkey=0x1 imm=0x7 inc=0x9 record message=3 offset=200 of=1000 WriteRecord stag=0x1234 to=0x7fc8 len=100
+        UD src=0x11 dst=0x22 qkey=0x1 imm=0x7 inc=0x9 158 bytes
         UD src=0x11 dst=0x22 qkey=0x1 inc=0x9 24 bytes
         60 bytes
         0 bytes

@@ -75,7 +75,9 @@ pub(super) fn asks(ddp: &ddp::Header) -> bool {
 /// Whether a message names memory of its receiver. (The answer to a Read names a request.)
 pub(super) fn name_memory(ddp: &ddp::Header) -> bool {
     match ddp {
-        ddp::Header::Tagged(ddp) => Control::parse(ddp.rsvdulp).opcode == Opcode::Write,
+        ddp::Header::Tagged(ddp) => {
+            matches!(Control::parse(ddp.rsvdulp).opcode, Opcode::Write | Opcode::WriteRecord)
+        }
         ddp::Header::Untagged(_) => asks(ddp),
     }
 }

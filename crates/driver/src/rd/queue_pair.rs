@@ -9,7 +9,8 @@ use uwarp_proto::rd;
 use uwarp_rnic::ah::Endpoint;
 use uwarp_rnic::cq::{Coverage, Feeder};
 use uwarp_rnic::qp::{
-    Drops, Now, QpAttr, QpInit, QpModify, QpState, RdCore, RdInit, Snapshot, Source as Allowed, UdSendWr,
+    Drops, Now, QpAttr, QpInit, QpModify, QpState, RdCore, RdInit, Record, Snapshot, Source as Allowed,
+    UdSendWr,
 };
 use uwarp_rnic::{RecvWr, VerbsError};
 use uwarp_wire::rd::chunk::Reason;
@@ -37,7 +38,7 @@ impl RdQp {
         let shell = Shell::admit(nic, &mut init)?;
         let qpn = shell.qpn();
         let port = nic.datagram_port(qpn)?;
-        let (exchanges, core) = (port.exchanges()?, RdCore::new(qpn, init, how));
+        let (exchanges, core) = (port.exchanges()?, RdCore::new(qpn, init, how)?);
         let qp = Arc::new_cyclic(|me: &Weak<Self>| Self {
             me: me.clone(),
             shell,
@@ -121,7 +122,24 @@ impl RdQp {
         result
     }
 
-    /// Messages have found no receive, and now there is one.
+    /// A record that has completed, until the program frees it.
+    pub fn record(&self, name: u64) -> Option<Record> {
+        self.inner.lock().record(name)
+    }
+
+    /// The program does not need a record any more. False: there is none of this name.
+    pub fn free_record(&self, name: u64) -> bool {
+        let mut core = self.inner.lock();
+        let freed = core.free_record(name);
+        let is_awaited = core.take_ready();
+        drop(core);
+        if is_awaited && !self.shell.is_parents() {
+            self.tell_ready();
+        }
+        freed
+    }
+
+    /// Messages have found no receive or no record, and now there is one.
     #[cold]
     fn tell_ready(&self) {
         let now = Now::unread();

@@ -11,6 +11,7 @@ use uwarp_rnic::trace;
 use uwarp_wire::datagram::error::ErrorMessage;
 use uwarp_wire::datagram::memory::Memory;
 use uwarp_wire::datagram::proof::Proof;
+use uwarp_wire::datagram::record;
 use uwarp_wire::terminate::UntaggedBuffer;
 
 use super::receivers::Receivers;
@@ -75,6 +76,9 @@ impl DatagramPort {
         let message = match datagram::parse(bytes) {
             Ok(message) => message,
             Err(reject) => {
+                if let Some(segment) = datagram::parse_record(bytes) {
+                    return self.deliver_record(&segment, bytes, incoming);
+                }
                 if let Some(error) = datagram::parse_error(bytes) {
                     return self.hear(&error, bytes, incoming);
                 }
@@ -112,12 +116,32 @@ impl DatagramPort {
         }
     }
 
+    /// A segment of an RDMA Write-Record.
+    fn deliver_record(&self, segment: &record::Segment<'_>, bytes: &[u8], incoming: &Incoming) {
+        let unclaimed = &*self.unclaimed;
+        let head = &segment.head;
+        if port_of(head.source_qpn) != incoming.from.port() {
+            return drop_unclaimed(&unclaimed.spoofed, &"spoofed", bytes, incoming);
+        }
+        let receivers = self.receivers.find(head.destination_qpn, incoming);
+        let Some(qp) = receivers.first().filter(|_| head.destination_qpn != QPN_MULTICAST) else {
+            return drop_unclaimed(&unclaimed.unknown, &"unknown", bytes, incoming);
+        };
+        let from = incoming.from.ip();
+        let arrival = Arrival { from, to: incoming.to, slid: shown_lid(from) };
+        if let Err(dropped) = qp.take_record(segment, &arrival) {
+            tracing::debug!(qpn = qp.qpn(), from = %incoming.from, "segment of a record dropped: {dropped}");
+        }
+    }
+
     /// Says to the sender of a message why it was dropped: never in more bytes than it had, never to a group,
     /// and only so often. The sender may be an address that somebody has forged.
     fn answer(&self, qp: &UdQp, dropped: Dropped, bytes: &[u8], incoming: &Incoming) {
         let why = match dropped {
             Dropped::NoReceive => UntaggedBuffer::NoBuffer,
             Dropped::TooLong => UntaggedBuffer::TooLong,
+            // Whoever names memory learns nothing of it.
+            Dropped::Access | Dropped::NoRecord | Dropped::Late => return,
             Dropped::State | Dropped::Qkey => return,
         };
         let many = matches!(self.receivers, Receivers::Groups(_))

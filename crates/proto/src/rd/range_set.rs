@@ -7,11 +7,11 @@ use smallvec::SmallVec;
 /// A set of numbers as ascending ranges that neither overlap nor touch. Cheap while there are few of them,
 /// which is what loss and reordering leave.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
-pub(super) struct RangeSet(SmallVec<[Range<u64>; 1]>);
+pub struct RangeSet(SmallVec<[Range<u64>; 1]>);
 
 impl RangeSet {
     /// Adds all numbers of a range. Returns whether any of them is new.
-    pub(super) fn insert(&mut self, new: Range<u64>) -> bool {
+    pub fn insert(&mut self, new: Range<u64>) -> bool {
         if new.is_empty() || self.covers(&new) {
             return false;
         }
@@ -29,7 +29,7 @@ impl RangeSet {
     }
 
     /// Whether all numbers of a range are in the set.
-    pub(super) fn covers(&self, wanted: &Range<u64>) -> bool {
+    pub fn covers(&self, wanted: &Range<u64>) -> bool {
         wanted.is_empty() || self.holding(wanted.start).is_some_and(|range| wanted.end <= range.end)
     }
 
@@ -78,7 +78,7 @@ impl RangeSet {
     }
 
     /// The ranges, ascending.
-    pub(super) fn iter(&self) -> impl DoubleEndedIterator<Item = Range<u64>> + ExactSizeIterator {
+    pub fn iter(&self) -> impl DoubleEndedIterator<Item = Range<u64>> + ExactSizeIterator {
         self.0.iter().cloned()
     }
 

@@ -67,7 +67,9 @@ impl Counters {
     pub(super) fn completed(&mut self, op: SendOp, bytes: u32) {
         match op {
             SendOp::Send { .. } | SendOp::SendImmediate { .. } => self.sent.send.count(bytes),
-            SendOp::Write { .. } | SendOp::WriteImmediate { .. } => self.sent.write.count(bytes),
+            SendOp::Write { .. } | SendOp::WriteImmediate { .. } | SendOp::WriteRecord { .. } => {
+                self.sent.write.count(bytes);
+            }
             SendOp::Read { .. } => self.received.read_response.count(bytes),
             SendOp::FetchAdd { .. } | SendOp::CmpSwap { .. } => self.received.atomic_response.count(bytes),
             SendOp::LocalInvalidate { .. } | SendOp::Bind(_) => {}

@@ -52,7 +52,7 @@ impl UdSendWr<'_> {
 }
 
 /// How a datagram came.
-#[derive(Debug, Clone, Copy)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Arrival {
     /// Its sender's address.
     pub from: IpAddr,
@@ -98,6 +98,12 @@ pub enum Dropped {
     NoReceive,
     /// Longer than the receive that was next, which stays.
     TooLong,
+    /// It names memory that it must not use.
+    Access,
+    /// No room for a record, or for one more range of it.
+    NoRecord,
+    /// A segment of a message that has ended, or was there before.
+    Late,
 }
 
 /// The reason as docs/datagram-iwarp.md section 4.2 names it.
@@ -108,6 +114,9 @@ impl fmt::Display for Dropped {
             Self::Qkey => "Q_Key",
             Self::NoReceive => "no receive",
             Self::TooLong => "too long",
+            Self::Access => "access",
+            Self::NoRecord => "no record",
+            Self::Late => "late",
         })
     }
 }
@@ -124,6 +133,26 @@ pub struct Drops {
     pub unsent: u64,
     /// Sent, and dropped by peers that said so. There may be more of them than were reported.
     pub by_peer: u64,
+    /// Segments that named memory which they must not use.
+    pub access: u64,
+    /// Segments of Write-Records that found no room for a record, or for one more range of it.
+    pub no_record: u64,
+}
+
+impl Drops {
+    /// Counts one more. (Of a message that was there before, nothing is lost.)
+    pub(super) fn count(&mut self, dropped: Dropped) {
+        let counter = match dropped {
+            Dropped::State => &mut self.state,
+            Dropped::Qkey => &mut self.qkey,
+            Dropped::NoReceive => &mut self.no_receive,
+            Dropped::TooLong => &mut self.too_long,
+            Dropped::Access => &mut self.access,
+            Dropped::NoRecord => &mut self.no_record,
+            Dropped::Late => return,
+        };
+        *counter += 1;
+    }
 }
 
 impl std::ops::AddAssign for Drops {
@@ -134,6 +163,8 @@ impl std::ops::AddAssign for Drops {
         self.too_long += other.too_long;
         self.unsent += other.unsent;
         self.by_peer += other.by_peer;
+        self.access += other.access;
+        self.no_record += other.no_record;
     }
 }
 

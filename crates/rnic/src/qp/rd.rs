@@ -14,6 +14,7 @@
 
 mod asked;
 mod receive;
+mod recording;
 mod remote;
 mod requests;
 mod status;
@@ -26,13 +27,14 @@ use uwarp_wire::rd::segment::First;
 use self::asked::Asked;
 pub use self::receive::RdSegment;
 use self::receive::Receives;
-use self::remote::Rights;
-pub use self::remote::{AnswerBytes, RdAnswer, Source};
+use self::recording::Recording;
+pub use self::remote::{AnswerBytes, RdAnswer};
 use self::requests::{Payload, Request, Requests};
 use self::status::status_of;
 use super::attr::{QpAttr, QpInit, QpModify};
 use super::counters::Snapshot;
 use super::datagrams::{Drops, UdSendWr, copy_out, total_len};
+use super::rights::Rights;
 use super::shell::Shell;
 use super::state::QpState;
 use crate::ah::Endpoint;
@@ -51,6 +53,9 @@ pub struct RdInit {
     /// Whoever names memory here must have it, and requests of this queue pair that name memory have it where
     /// the program gives them no other. 0: nobody may name memory here.
     pub job_key: u64,
+    /// Records of RDMA Write-Records that are open or that the program has not freed: at most 1,024, and none
+    /// are taken where this is 0.
+    pub max_records: u32,
 }
 
 /// A message for the machine.
@@ -81,6 +86,8 @@ pub struct RdCore {
     /// Regions that peers named last, and which peers may name any.
     remote: MrCache,
     rights: Rights,
+    /// RDMA Write-Records of peers.
+    recording: Option<Box<Recording>>,
     /// Counts RESET and ERR: what was asked before is not answered behind one.
     life: u32,
     /// The answer to the request that was placed last.
@@ -90,11 +97,14 @@ pub struct RdCore {
 
 impl RdCore {
     /// A queue pair in RESET.
-    pub fn new(qpn: u32, init: QpInit, how: RdInit) -> Self {
-        Self {
+    pub fn new(qpn: u32, init: QpInit, how: RdInit) -> Result<Self, VerbsError> {
+        let records = || Recording::new(qpn, how.max_records, init.recv_cq.clone());
+        let recording = if how.max_records == 0 { None } else { Some(Box::new(records()?)) };
+        Ok(Self {
+            recording,
             asked: Asked::new(),
             remote: MrCache::of_peer(qpn),
-            rights: Rights { job_key: how.job_key, ..Rights::default() },
+            rights: Rights::with(how.job_key),
             life: 0,
             answer: None,
             shell: Shell::in_any_order(qpn, init),
@@ -105,7 +115,7 @@ impl RdCore {
             withdrawn: VecDeque::new(),
             receives: Receives::default(),
             drops: Drops::default(),
-        }
+        })
     }
 
     /// Its attributes.
@@ -186,6 +196,10 @@ impl RdCore {
     /// To RESET: drops everything, without completions.
     fn discard(&mut self) {
         self.withdraw_all();
+        if let Some(recording) = &mut self.recording {
+            recording.lose_all(&mut self.receives);
+            recording.records.clear();
+        }
         let bound = self.receives.lose_all();
         if let Some(srq) = &self.shell.srq {
             // These receives make no completion now.
@@ -201,6 +215,9 @@ impl RdCore {
         self.shell.fail();
         for request in self.withdraw_all() {
             self.complete(&request, WcStatus::WrFlushErr);
+        }
+        if let Some(recording) = &mut self.recording {
+            recording.lose_all(&mut self.receives);
         }
         for recv in self.receives.lose_all() {
             let wc = Wc::new(recv.wr_id, WcStatus::WrFlushErr, WcOpcode::Recv, self.shell.qpn);
@@ -432,7 +449,9 @@ fn check_op(ud: &UdSendWr<'_>) -> Result<(), VerbsError> {
 
 fn immediate_of(op: SendOp) -> Option<[u8; 4]> {
     match op {
-        SendOp::SendImmediate { imm } | SendOp::WriteImmediate { imm, .. } => Some(imm),
+        SendOp::SendImmediate { imm }
+        | SendOp::WriteImmediate { imm, .. }
+        | SendOp::WriteRecord { imm, .. } => Some(imm),
         _ => None,
     }
 }

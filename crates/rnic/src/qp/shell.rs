@@ -233,6 +233,11 @@ impl Shell {
         self.overflowed |= !self.recv_cq.push(tail, wc, solicited);
     }
 
+    /// A completion was lost that the service has made itself.
+    pub fn note_overflow(&mut self) {
+        self.overflowed = true;
+    }
+
     #[inline]
     fn count_failure(&mut self, wc: &Wc) {
         match wc.status {

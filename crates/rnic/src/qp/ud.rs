@@ -9,24 +9,32 @@
 //! pair.
 
 mod errors;
+mod recording;
+mod writes;
 
 use std::collections::VecDeque;
 use std::fmt;
 use std::net::{IpAddr, SocketAddr};
+use std::time::Instant;
 
 use uwarp_proto::datagram::{self, Head, Message};
 use uwarp_wire::crc::Crc32c;
 use uwarp_wire::datagram::QPN_MULTICAST;
 use uwarp_wire::datagram::error::ErrorMessage;
+use uwarp_wire::datagram::record;
 
 pub use self::errors::PeerError;
 use self::errors::{ErrorQueue, Sent, Verdict};
+use self::recording::Recording;
+use self::writes::Going;
 use super::attr::{QpAttr, QpInit, QpModify};
 use super::counters::Snapshot;
 use super::datagrams::{
     Arrival, Dropped, Drops, GRH_LEN, UdSendWr, copy_in, copy_inline, copy_out, immediate_of, service_level,
     total_len, write_grh,
 };
+use super::records::{Record, Records};
+use super::rights::{Rights, Source};
 use super::shell::Shell;
 use super::state::QpState;
 use crate::ah::{Endpoint, port_of};
@@ -35,7 +43,7 @@ use crate::event::EventKind;
 use crate::mr::random_u32;
 use crate::out::pool;
 use crate::trace;
-use crate::wr::{RecvWr, SendFlags, SendWr, Wc, WcFlags, WcOpcode, WcStatus};
+use crate::wr::{RecvWr, SendFlags, SendOp, SendWr, Wc, WcFlags, WcOpcode, WcStatus};
 
 /// Payload of the largest message unless the program asks for more: the largest path MTU of the verbs.
 pub const MAX_PAYLOAD: u32 = 4096;
@@ -55,6 +63,8 @@ struct Pending {
     payload: u32,
     /// What the program's poll of its completion frees; none: it makes none.
     tail: Option<u32>,
+    /// An RDMA Write-Record: many datagrams, none of which is in the staging buffer.
+    write: Option<Box<Going>>,
 }
 
 /// A datagram queue pair without its socket.
@@ -73,6 +83,11 @@ pub struct UdCore {
     max_message: u32,
     /// Where the program wants to hear of Error Messages.
     errors: Option<Box<ErrorQueue>>,
+    /// RDMA Write-Records that were posted, and the job key that they have where the program gives no other.
+    writes: u32,
+    job_key: u64,
+    /// Those of peers, if there may be any.
+    recording: Option<Box<Recording>>,
 }
 
 impl UdCore {
@@ -89,7 +104,110 @@ impl UdCore {
             drops: Drops::default(),
             max_message: MAX_PAYLOAD,
             errors: None,
+            writes: 0,
+            job_key: 0,
+            recording: None,
         })
+    }
+
+    /// A queue pair in RESET for RDMA Write-Records, too. Peers need `job_key` to name memory here (0: none
+    /// may), and those posted here have it where the program gives them no other. `most`: records that are
+    /// open or that the program has not freed, at most 1,024. Each open one may become a completion, for
+    /// which the completion queue of receives needs room.
+    pub fn with_records(qpn: u32, init: QpInit, job_key: u64, most: u32) -> Result<Self, VerbsError> {
+        let records = Records::new(qpn, most, init.recv_cq.clone())?;
+        let mut core = Self::new(qpn, init)?;
+        core.job_key = job_key;
+        core.recording = Some(Box::new(Recording::new(qpn, records, Rights::with(job_key))));
+        Ok(core)
+    }
+
+    /// Names peers that may name memory. Once there is one, all others may not.
+    pub fn allow_source(&mut self, source: Source) -> Result<(), VerbsError> {
+        let recording = self.recording.as_mut();
+        recording.ok_or(VerbsError::Invalid("nobody can name memory here"))?.rights.allow(source)
+    }
+
+    /// A record that has completed, until the program frees it.
+    pub fn record(&mut self, name: u64) -> Option<Record> {
+        self.recording.as_mut()?.records.read(name)
+    }
+
+    /// The program does not need a record any more. False: there is none of this name.
+    pub fn free_record(&mut self, name: u64) -> bool {
+        self.recording.as_mut().is_some_and(|recording| recording.records.free(name))
+    }
+
+    /// When [`Self::expire_records`] has something to do.
+    pub fn records_due(&self) -> Option<Instant> {
+        self.recording.as_ref()?.due()
+    }
+
+    /// Completes the records of which no more is to be expected.
+    pub fn expire_records(&mut self, now: Instant) {
+        while let Some(record) = self.recording.as_mut().and_then(|recording| recording.expire(now)) {
+            self.end_record(record);
+        }
+    }
+
+    fn end_record(&mut self, record: u64) {
+        if self.recording.as_mut().is_some_and(|recording| !recording.records.end(record)) {
+            self.shell.note_overflow();
+            self.check_overflow();
+        }
+    }
+
+    /// Places a segment of an RDMA Write-Record into the memory that it names, or drops it.
+    pub fn deliver_record(
+        &mut self,
+        segment: &record::Segment<'_>,
+        arrival: &Arrival,
+        now: Instant,
+    ) -> Result<(), Dropped> {
+        let placed = self.place_record(segment, arrival, now);
+        if trace::is_on() {
+            self.trace_record(segment, arrival, placed);
+        }
+        if let Err(dropped) = placed {
+            self.drops.count(dropped);
+        }
+        placed
+    }
+
+    fn place_record(
+        &mut self,
+        segment: &record::Segment<'_>,
+        arrival: &Arrival,
+        now: Instant,
+    ) -> Result<(), Dropped> {
+        if !self.shell.receives() {
+            return Err(Dropped::State);
+        }
+        if segment.head.qkey != self.shell.attr.qkey {
+            return Err(Dropped::Qkey);
+        }
+        let recording = self.recording.as_mut().ok_or(Dropped::Access)?;
+        let whole = recording.place(segment, arrival, self.shell.pd.id(), now)?;
+        let received = &mut self.shell.counters.received.write;
+        received.bytes += segment.payload.len() as u64;
+        if let Some(record) = whole {
+            received.messages += 1;
+            self.end_record(record);
+        }
+        Ok(())
+    }
+
+    fn trace_record(&self, segment: &record::Segment<'_>, arrival: &Arrival, placed: Result<(), Dropped>) {
+        let last = segment.head.offset + segment.payload.len() as u32 == segment.head.message_len;
+        trace::datagram(trace::Datagram {
+            qpn: Some(self.shell.qpn),
+            way: trace::Way::In,
+            peer: SocketAddr::new(arrival.from, port_of(segment.head.source_qpn)),
+            group: None,
+            head: &segment.head.to_bytes(last),
+            len: record::Head::OVERHEAD + segment.payload.len(),
+            dropped: placed.as_ref().err().map(|why| why as &dyn fmt::Display),
+        });
     }
 
     /// Payload of the largest message that may be sent.
@@ -181,6 +299,10 @@ impl UdCore {
         match to {
             QpState::Reset => {
                 self.discard();
+                if let Some(recording) = &mut self.recording {
+                    recording.give_up();
+                    recording.records.clear();
+                }
                 self.shell.reset();
                 if let Some(errors) = &mut self.errors {
                     errors.clear();
@@ -212,6 +334,9 @@ impl UdCore {
     /// To the error state: what was not sent and the receives complete with a flush error.
     fn flush(&mut self) {
         self.shell.fail();
+        if let Some(recording) = &mut self.recording {
+            recording.give_up();
+        }
         let pending = std::mem::take(&mut self.pending);
         self.discard();
         for mut datagram in pending {
@@ -229,23 +354,53 @@ impl UdCore {
     fn complete_pending(&mut self, pending: &Pending) {
         let failed = pending.status != WcStatus::Success;
         if let Some(tail) = pending.tail.or_else(|| failed.then(|| self.shell.sq.completes())) {
-            let wc = Wc::new(pending.wr_id, pending.status, WcOpcode::Send, self.shell.qpn);
+            let opcode = if pending.write.is_some() { WcOpcode::RdmaWrite } else { WcOpcode::Send };
+            let wc = Wc::new(pending.wr_id, pending.status, opcode, self.shell.qpn);
             self.shell.complete_send_at(tail, wc);
             self.check_overflow();
         }
     }
 
-    /// Completes what has failed and stands in front.
+    /// Completes what has failed and stands in front. What stands there then can be sent.
     fn settle(&mut self) {
-        while self.pending.front().is_some_and(|first| first.status != WcStatus::Success) {
-            let Some(failed) = self.pending.pop_front() else { return };
-            self.draining = self.draining.saturating_sub(1);
-            self.complete_pending(&failed);
+        loop {
+            while self.pending.front().is_some_and(|first| first.status != WcStatus::Success) {
+                let Some(failed) = self.pending.pop_front() else { return };
+                self.draining = self.draining.saturating_sub(1);
+                self.complete_pending(&failed);
+            }
+            if self.stage_write() {
+                break;
+            }
+            self.stop_sending();
+            self.flush_behind();
         }
         if self.pending.is_empty() {
             self.discard();
         }
         self.check_drained();
+    }
+
+    /// Makes datagrams of the RDMA Write-Record that stands in front, if there is one. False: its memory must
+    /// not be used, and it has failed.
+    fn stage_write(&mut self) -> bool {
+        let Some(first) = self.pending.front_mut() else { return true };
+        let Some(write) = first.write.as_mut().filter(|write| write.wants_more()) else { return true };
+        let Shell { local, pd, .. } = &mut self.shell;
+        let good = write.stage(local, pd.id());
+        if !good {
+            first.status = WcStatus::LocProtErr;
+        }
+        good
+    }
+
+    /// Those behind the first one are flushed as if they had been posted after it has failed.
+    fn flush_behind(&mut self) {
+        for behind in self.pending.iter_mut().skip(1) {
+            if behind.status == WcStatus::Success {
+                behind.status = WcStatus::WrFlushErr;
+            }
+        }
     }
 
     /// Posts a datagram: it waits in [`Self::outgoing`].
@@ -263,13 +418,26 @@ impl UdCore {
     pub fn check_send(&mut self, ud: &UdSendWr<'_>, ahead: u32) -> Result<(), VerbsError> {
         let wr = &ud.wr;
         self.shell.may_send()?;
-        immediate_of(wr.op)?;
+        match wr.op {
+            SendOp::WriteRecord { .. } => self.check_write(ud)?,
+            op => _ = immediate_of(op)?,
+        }
         self.shell.check_send(wr)?;
         ud.check_inline(self.shell.attr.caps.max_inline_data)?;
         if self.pending.len() + ahead as usize >= self.shell.attr.caps.max_send_wr as usize {
             return Err(VerbsError::QueueFull);
         }
         self.shell.sq.check_room(ahead)
+    }
+
+    fn check_write(&self, ud: &UdSendWr<'_>) -> Result<(), VerbsError> {
+        if ud.ah.is_group() {
+            return Err(VerbsError::Invalid("memory of a group cannot be named"));
+        }
+        if ud.job_key.unwrap_or(self.job_key) == 0 {
+            return Err(VerbsError::Invalid("neither the queue pair nor the work request has a job key"));
+        }
+        Ok(())
     }
 
     /// Posts a datagram that [`Self::check_send`] has allowed.
@@ -279,22 +447,48 @@ impl UdCore {
         let signaled = self.shell.signals(wr.flags);
         let tail = signaled.then(|| self.shell.sq.completes());
         let payload = u32::try_from(total_len(wr.sges)).unwrap_or(u32::MAX);
+        let endpoint = ud.ah.endpoint(ud.remote_qpn);
+        let is_write = matches!(wr.op, SendOp::WriteRecord { .. });
+        let most = if is_write { record::MOST } else { self.max_message };
         let (status, len) = match self.shell.attr.state {
             QpState::Err | QpState::Sqe => (WcStatus::WrFlushErr, 0),
             // As adapters: the error shows when the work request is processed.
             _ if ud.ah.pd().id() != self.shell.pd.id() => (WcStatus::LocQpOpErr, 0),
-            _ if payload > self.max_message => (WcStatus::LocLenErr, 0),
+            _ if payload > most => (WcStatus::LocLenErr, 0),
+            _ if is_write => (WcStatus::Success, 0),
             _ => match self.stage(ud, immediate_of(wr.op).unwrap_or(None), payload) {
                 Some(len) => (WcStatus::Success, len),
                 None => (WcStatus::LocProtErr, 0),
             },
         };
-        let endpoint = ud.ah.endpoint(ud.remote_qpn);
-        self.pending.push_back(Pending { endpoint, wr_id: wr.wr_id, status, len, payload, tail });
+        let write = is_write.then(|| self.write(ud, payload, &endpoint)).flatten();
+        self.pending.push_back(Pending { endpoint, wr_id: wr.wr_id, status, len, payload, tail, write });
         if status != WcStatus::Success {
             self.stop_sending();
             self.settle();
+        } else if is_write {
+            self.settle();
         }
+    }
+
+    /// An RDMA Write-Record for the queue.
+    fn write(&mut self, ud: &UdSendWr<'_>, payload: u32, to: &Endpoint) -> Option<Box<Going>> {
+        let SendOp::WriteRecord { stag, to: at, imm } = ud.wr.op else { return None };
+        self.writes = self.writes.wrapping_add(1);
+        let head = record::Head {
+            source_qpn: self.shell.qpn,
+            destination_qpn: ud.remote_qpn,
+            qkey: ud.qkey(self.shell.attr.qkey),
+            immediate: imm,
+            incarnation: self.incarnation,
+            message: self.writes,
+            offset: 0,
+            message_len: payload,
+            job_key: ud.job_key.unwrap_or(self.job_key),
+            stag,
+            to: at,
+        };
+        Some(Box::new(Going::new(head, &ud.wr, to)))
     }
 
     /// A work request has failed: the ones behind it are flushed until the program has reacted.
@@ -365,12 +559,18 @@ impl UdCore {
             _ => 0,
         };
         let mut at = self.taken;
-        let ready = self.pending.iter().take(most).take_while(|p| p.status == WcStatus::Success);
-        ready.map(move |datagram| {
+        let is_ready = |p: &&Pending| p.status == WcStatus::Success;
+        let ready = self.pending.iter().take(most).take_while(move |p| is_ready(p) && p.write.is_none());
+        let datagrams = ready.map(move |datagram| {
             let bytes = self.staged.get(at..at + datagram.len).unwrap_or(&[]);
             at += datagram.len;
             (&datagram.endpoint, bytes)
-        })
+        });
+        // Those of an RDMA Write-Record stand alone, in front: then there are no others.
+        let first = self.pending.front().filter(|first| most > 0 && is_ready(first));
+        let write = first.and_then(|first| Some((&first.endpoint, first.write.as_ref()?)));
+        let pieces = write.into_iter().flat_map(|(to, write)| write.outgoing().map(move |bytes| (to, bytes)));
+        datagrams.chain(pieces)
     }
 
     /// Work requests that wait for the lower layer, and the bytes of their datagrams.
@@ -387,17 +587,33 @@ impl UdCore {
     pub fn sent(&mut self, count: usize) {
         for _ in 0..count {
             self.trace_next(None);
+            if self.is_piece_only() {
+                continue;
+            }
             let Some(datagram) = self.next_pending() else { return };
-            self.shell.counters.sent.send.count(datagram.payload);
+            let sent = &mut self.shell.counters.sent;
+            let of = if datagram.write.is_some() { &mut sent.write } else { &mut sent.send };
+            of.count(datagram.payload);
             self.complete_pending(&datagram);
         }
         self.settle();
+    }
+
+    /// The first of [`Self::outgoing`] has gone. Whether it is a part of a message of which more follows.
+    #[inline]
+    fn is_piece_only(&mut self) -> bool {
+        let write = self.pending.front_mut().and_then(|first| first.write.as_mut());
+        write.is_some_and(|write| !write.passed())
     }
 
     /// The lower layer refused the first of [`Self::outgoing`]. `too_long`: because of its length; otherwise
     /// it is lost, like one that is dropped on the way.
     pub fn refused(&mut self, too_long: bool) {
         self.trace_next(Some(if too_long { "too long for IP" } else { "unsent" }));
+        if !too_long && self.is_piece_only() {
+            self.drops.unsent += 1;
+            return self.settle();
+        }
         let Some(mut datagram) = self.next_pending() else { return };
         if too_long {
             datagram.status = WcStatus::LocLenErr;
@@ -421,12 +637,14 @@ impl UdCore {
             return;
         }
         if let Some((endpoint, bytes)) = self.outgoing().next() {
+            let is_write = self.pending.front().is_some_and(|first| first.write.is_some());
+            let head_len = if is_write { record::Head::LEN } else { datagram::HEAD_LEN };
             trace::datagram(trace::Datagram {
                 qpn: Some(self.shell.qpn),
                 way: trace::Way::Out,
                 peer: endpoint.to,
                 group: None,
-                head: bytes.get(..datagram::HEAD_LEN).unwrap_or(bytes),
+                head: bytes.get(..head_len).unwrap_or(bytes),
                 len: bytes.len(),
                 dropped: dropped.as_ref().map(|why| why as &dyn fmt::Display),
             });
@@ -468,10 +686,7 @@ impl UdCore {
         }
         match placed {
             Ok(()) => {}
-            Err(Dropped::State) => self.drops.state += 1,
-            Err(Dropped::Qkey) => self.drops.qkey += 1,
-            Err(Dropped::NoReceive) => self.drops.no_receive += 1,
-            Err(Dropped::TooLong) => self.drops.too_long += 1,
+            Err(dropped) => self.drops.count(dropped),
         }
         placed
     }

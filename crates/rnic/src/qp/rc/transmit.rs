@@ -328,6 +328,11 @@ impl RcCore {
                 self.fail_work_request(number, WcStatus::LocQpOpErr);
                 return true;
             }
+            // Of datagrams only.
+            SendOp::WriteRecord { .. } => {
+                self.fail_work_request(number, WcStatus::LocQpOpErr);
+                return true;
+            }
             SendOp::Send { invalidate } => {
                 stream.tx.send_msn = stream.tx.send_msn.wrapping_add(1);
                 Message::send(stream.tx.send_msn, solicited, invalidate)

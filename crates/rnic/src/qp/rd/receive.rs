@@ -85,6 +85,16 @@ impl Receives {
         self.ready |= self.wanted;
     }
 
+    /// A message has found none.
+    pub fn want(&mut self) {
+        self.wanted = true;
+    }
+
+    /// A message has lost what it had, although the machine counts on it.
+    pub fn lose(&mut self, message: MessageId, reason: Reason) {
+        self.lost.insert(message, reason);
+    }
+
     pub fn forget_wanted(&mut self) {
         (self.wanted, self.ready) = (false, false);
     }
@@ -137,7 +147,7 @@ impl RdCore {
         }
         match arrives {
             Some(Arrives::Send { solicited }) => self.place_send(segment, solicited, arrival),
-            Some(Arrives::Write(ddp)) => self.place_write(segment, &ddp, arrival),
+            Some(Arrives::Write(ddp, takes)) => self.place_write(segment, &ddp, takes, arrival),
             Some(Arrives::ReadRequest) => self.place_read_request(segment, arrival),
             Some(Arrives::AtomicRequest) => self.place_atomic_request(segment, arrival),
             Some(Arrives::Answer(..)) | None => refuse(INVALID),
@@ -224,12 +234,13 @@ impl RdCore {
         Ok(())
     }
 
-    /// A message is complete, and it is its turn: completes its receive, if it has one, or the request that
-    /// it answers. `Some`: the machine's name for that request.
+    /// A message is complete, and it is its turn: completes its receive or its record, if it has one, or the
+    /// request that it answers. `Some`: the machine's name for that request.
     pub fn deliver(&mut self, message: MessageId) -> Option<Ticket> {
         let Some(bound) = self.receives.bound.remove(&message) else {
             return match self.receives.lost.remove(&message) {
                 Some(_) => None,
+                None if self.deliver_record(message) => None,
                 None => self.answer_is_whole(message),
             };
         };
@@ -263,6 +274,7 @@ impl RdCore {
     pub fn take_back(&mut self, message: MessageId) -> Woken {
         let Some(bound) = self.receives.bound.remove(&message) else {
             self.receives.lost.remove(&message);
+            self.take_back_record(message);
             return Woken::default();
         };
         match &self.shell.srq {
@@ -289,12 +301,19 @@ impl RdCore {
 
 const INVALID: Reason = Reason::InvalidRequest;
 
+/// What an RDMA Write takes, if it has an immediate.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub(super) enum Takes {
+    Receive,
+    Record,
+}
+
 /// What a message is.
 enum Arrives {
     Send {
         solicited: bool,
     },
-    Write(Tagged),
+    Write(Tagged, Takes),
     ReadRequest,
     AtomicRequest,
     /// To this request of ours.
@@ -309,7 +328,8 @@ fn arrives(segment: &RdSegment<'_>) -> Option<Arrives> {
     };
     match segment.ddp {
         ddp::Header::Tagged(ddp) => match opcode(ddp.rsvdulp)? {
-            Opcode::Write => Some(Arrives::Write(ddp)),
+            Opcode::Write => Some(Arrives::Write(ddp, Takes::Receive)),
+            Opcode::WriteRecord => Some(Arrives::Write(ddp, Takes::Record)),
             Opcode::ReadResponse => Some(Arrives::Answer(ddp.stag, Answer::Memory)),
             _ => None,
         },

@@ -4,8 +4,6 @@
 //! protection domain, a peer needs the queue pair's job key, and may have to be at an address that the
 //! program has named.
 
-use std::net::IpAddr;
-
 use smallvec::SmallVec;
 use uwarp_mem::{self as mem, NotDone};
 use uwarp_proto::rd::{Placed, Target};
@@ -14,62 +12,11 @@ use uwarp_wire::rd::chunk::Reason;
 use uwarp_wire::rdmap::{AtomicRequest, AtomicResponse, Control, Opcode, ReadRequest};
 
 use super::RdCore;
-use super::receive::RdSegment;
+use super::receive::{RdSegment, Takes};
 use crate::error::VerbsError;
 use crate::mr::{Access, AccessError, MrCache, Part};
 use crate::qp::datagrams::Arrival;
-
-/// Sources that a program may name.
-const SOURCES_MOST: usize = 64;
-
-/// Peers that may name memory.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Source {
-    /// All whose address begins with the first `bits` bits of this one. An IPv4 address stands for its mapped
-    /// IPv6 address.
-    pub prefix: IpAddr,
-    /// Up to 128.
-    pub bits: u8,
-    /// `None`: any queue pair.
-    pub qpn: Option<u32>,
-}
-
-impl Source {
-    fn covers(&self, from: IpAddr, qpn: u32) -> bool {
-        let number = |address: IpAddr| match address {
-            IpAddr::V4(v4) => v4.to_ipv6_mapped().to_bits(),
-            IpAddr::V6(v6) => v6.to_bits(),
-        };
-        let differ = (number(self.prefix) ^ number(from)).checked_shr(128 - u32::from(self.bits.min(128)));
-        differ.unwrap_or(0) == 0 && self.qpn.is_none_or(|own| own == qpn)
-    }
-}
-
-/// Who may name memory, and how.
-#[derive(Debug, Default)]
-pub(super) struct Rights {
-    /// 0: nobody may.
-    pub job_key: u64,
-    /// What the queue pair grants. `None`: whatever the region grants.
-    pub access: Option<Access>,
-    /// Empty: whoever has the job key.
-    pub sources: Vec<Source>,
-}
-
-impl Rights {
-    /// Why a segment must not use memory; from the reason alone, nobody learns which of these it is.
-    fn check(&self, segment: &RdSegment<'_>, arrival: &Arrival, need: Access) -> Result<(), Reason> {
-        if self.job_key == 0 {
-            return Err(Reason::InvalidRequest);
-        }
-        let has_key = segment.first.is_some_and(|first| first.job_key == Some(self.job_key));
-        let mut sources = self.sources.iter();
-        let is_named =
-            self.sources.is_empty() || sources.any(|one| one.covers(arrival.from, segment.source_qpn));
-        let is_granted = self.access.is_none_or(|access| access.contains(need));
-        if has_key && is_named && is_granted { Ok(()) } else { Err(Reason::Access) }
-    }
-}
+use crate::qp::rights::{Refused, Source};
 
 /// An answer to a request of a peer: a message to the queue pair that has asked.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -141,25 +88,31 @@ fn refusal(error: AccessError) -> Placed {
 impl RdCore {
     /// Names peers that may name memory. Once there is one, all others may not.
     pub fn allow_source(&mut self, source: Source) -> Result<(), VerbsError> {
-        if source.bits > 128 {
-            return Err(VerbsError::Invalid("a prefix has at most 128 bits"));
-        }
-        if self.rights.sources.len() >= SOURCES_MOST {
-            return Err(VerbsError::Invalid("a queue pair has at most 64 sources"));
-        }
-        self.rights.sources.push(source);
-        Ok(())
+        self.rights.allow(source)
     }
 
-    /// Places a segment of an RDMA Write. One with an immediate takes a receive before its first byte is
-    /// placed.
+    /// Whether a segment may use memory at all.
+    fn check_rights(&self, segment: &RdSegment<'_>, arrival: &Arrival, need: Access) -> Result<(), Placed> {
+        let job_key = segment.first.and_then(|first| first.job_key);
+        let checked = self.rights.check(job_key, arrival.from, segment.source_qpn, need);
+        checked.map_err(|refused| {
+            Placed::Refused(match refused {
+                Refused::Never => Reason::InvalidRequest,
+                Refused::Peer => Reason::Access,
+            })
+        })
+    }
+
+    /// Places a segment of an RDMA Write. One with an immediate takes a receive or a record before its first
+    /// byte is placed.
     pub(super) fn place_write(
         &mut self,
         segment: &RdSegment<'_>,
         ddp: &Tagged,
+        takes: Takes,
         arrival: &Arrival,
     ) -> Result<(), Placed> {
-        self.rights.check(segment, arrival, Access::REMOTE_WRITE).map_err(Placed::Refused)?;
+        self.check_rights(segment, arrival, Access::REMOTE_WRITE)?;
         let immediate = segment.first.and_then(|first| first.immediate);
         // The range of the whole message is checked, so that none is begun that cannot be finished.
         let whole = Part {
@@ -170,11 +123,18 @@ impl RdCore {
         // Of an empty message, STag and offset mean nothing (RFC 5041 section 5.2).
         let is_empty = segment.message_len == 0;
         let (pd, offset) = (self.shell.pd.id(), segment.offset as usize);
-        if immediate.is_some() && !self.receives.has(segment.message) {
+        let has = |core: &Self| match takes {
+            Takes::Receive => immediate.is_none() || core.receives.has(segment.message),
+            Takes::Record => core.has_record(segment.message),
+        };
+        if !has(self) {
             if !is_empty {
                 check(&mut self.remote, whole, pd, Access::REMOTE_WRITE)?;
             }
-            self.bind_write(segment, arrival)?;
+            match takes {
+                Takes::Receive => self.bind_write(segment, arrival)?,
+                Takes::Record => self.bind_record(segment, (whole.stag, whole.to), arrival)?,
+            }
         }
         if !is_empty {
             let copied = self.remote.with(whole, pd, Access::REMOTE_WRITE, |place| {
@@ -198,7 +158,7 @@ impl RdCore {
     ) -> Result<(), Placed> {
         let request = is_whole(segment, ReadRequest::LEN).then(|| ReadRequest::parse(segment.bytes).ok());
         let request = request.flatten().ok_or(Placed::Refused(Reason::InvalidRequest))?;
-        self.rights.check(segment, arrival, Access::REMOTE_READ).map_err(Placed::Refused)?;
+        self.check_rights(segment, arrival, Access::REMOTE_READ)?;
         let (stag, to, len) = (request.source_stag, request.source_to, request.size);
         if len > 0 {
             let part = Part { stag, to, len: len as usize };
@@ -223,7 +183,7 @@ impl RdCore {
     ) -> Result<(), Placed> {
         let request = is_whole(segment, AtomicRequest::LEN).then(|| AtomicRequest::parse(segment.bytes).ok());
         let request = request.flatten().ok_or(Placed::Refused(Reason::InvalidRequest))?;
-        self.rights.check(segment, arrival, Access::REMOTE_ATOMIC).map_err(Placed::Refused)?;
+        self.check_rights(segment, arrival, Access::REMOTE_ATOMIC)?;
         let part = Part { stag: request.stag, to: request.to, len: size_of::<u64>() };
         let pd = self.shell.pd.id();
         let done = self.remote.with(part, pd, Access::REMOTE_ATOMIC, |place| mem::atomic(place, &request));
@@ -273,24 +233,4 @@ fn check(remote: &mut MrCache, part: Part, pd: u32, need: Access) -> Result<(), 
 fn is_whole(segment: &RdSegment<'_>, len: usize) -> bool {
     let has_immediate = segment.first.is_some_and(|first| first.immediate.is_some());
     segment.offset == 0 && segment.message_len as usize == len && segment.bytes.len() == len && !has_immediate
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn a_source_is_a_prefix_and_perhaps_a_number() {
-        let source = |prefix: &str, bits, qpn| Source { prefix: prefix.parse().unwrap(), bits, qpn };
-        let at = |address: &str| address.parse::<IpAddr>().unwrap();
-        assert!(source("::", 0, None).covers(at("10.1.2.3"), 1), "all");
-        assert!(source("10.1.0.0", 112, None).covers(at("10.1.2.3"), 1));
-        assert!(!source("10.1.0.0", 112, None).covers(at("10.2.2.3"), 1));
-        assert!(source("10.1.2.3", 128, Some(7)).covers(at("10.1.2.3"), 7));
-        assert!(!source("10.1.2.3", 128, Some(7)).covers(at("10.1.2.3"), 8));
-        assert!(!source("10.1.2.3", 128, None).covers(at("10.1.2.2"), 7));
-        assert!(source("fd00::", 8, None).covers(at("fd12::1"), 7));
-        assert!(!source("fd00::", 8, None).covers(at("fe80::1"), 7));
-        assert!(!source("fd00::", 8, None).covers(at("10.0.0.1"), 7));
-    }
 }

@@ -52,6 +52,9 @@ impl Request {
             SendOp::Write { stag, to } | SendOp::WriteImmediate { stag, to, .. } => {
                 Some(Target::Tagged { stag, to, rsvdulp: control(Opcode::Write) })
             }
+            SendOp::WriteRecord { stag, to, .. } => {
+                Some(Target::Tagged { stag, to, rsvdulp: control(Opcode::WriteRecord) })
+            }
             SendOp::Read { invalidate_local: false, .. } => asks(Opcode::ReadRequest),
             SendOp::FetchAdd { .. } | SendOp::CmpSwap { .. } => asks(Opcode::AtomicRequest),
             _ => None,

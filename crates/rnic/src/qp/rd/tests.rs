@@ -52,7 +52,8 @@ struct How {
     cq_depth: u32,
 }
 
-const PLAIN: How = How { init: RdInit { ordered: false, grh: false, job_key: 0 }, srq: None, cq_depth: 32 };
+const PLAIN: How =
+    How { init: RdInit { ordered: false, grh: false, job_key: 0, max_records: 0 }, srq: None, cq_depth: 32 };
 
 struct End {
     core: RdCore,
@@ -85,7 +86,7 @@ impl End {
         let memory = vec![0xEE; 16 * 1024];
         let addr = memory.as_ptr().expose_provenance() as u64;
         let mr = Mr::register(&pd, addr, memory.len() as u64, addr, Access::LOCAL_WRITE).unwrap();
-        let mut end = Self { core: RdCore::new(QPN, init, how.init), pd, cq, memory, mr, events };
+        let mut end = Self { core: RdCore::new(QPN, init, how.init).unwrap(), pd, cq, memory, mr, events };
         end.start();
         end
     }

@@ -1,3 +1,5 @@
+mod records;
+
 use std::net::{Ipv4Addr, Ipv6Addr};
 use std::sync::{Arc, Mutex};
 

@@ -1,5 +1,6 @@
 //! Memory that peers name, and the answers to requests.
 
+use crate::qp::Source;
 use uwarp_proto::rd::Placed::{Done, NoReceive, Refused};
 use uwarp_wire::ddp::{QN_ATOMIC_RESPONSE, QN_READ_REQUEST, Tagged};
 use uwarp_wire::rd::chunk::Reason;

@@ -80,7 +80,8 @@ fn a_receive_of_two_regions_is_filled_across_them() {
 
 #[test]
 fn a_routing_header_precedes_the_message_where_the_program_wants_it() {
-    let mut b = End::with(How { init: RdInit { ordered: false, grh: true, job_key: 0 }, ..PLAIN });
+    let mut b =
+        End::with(How { init: RdInit { ordered: false, grh: true, job_key: 0, max_records: 0 }, ..PLAIN });
     b.recv(1, 0, 44);
     assert_eq!(b.arrives(id(1, 1), b"hello"), Refused(Reason::InvalidRequest), "45 bytes");
     // The area is written once, whichever segment comes first.
@@ -146,7 +147,7 @@ fn only_a_send_with_solicited_event_wakes_who_waits_for_that() {
         cookie: 0,
         async_sink: b.events.clone(),
     };
-    b.core = RdCore::new(QPN, init, PLAIN.init);
+    b.core = RdCore::new(QPN, init, PLAIN.init).unwrap();
     b.start();
     cq.arm(true);
     for (number, opcode, woken) in [(1, Opcode::Send, 0), (2, Opcode::SendSe, 1)] {
@@ -173,7 +174,7 @@ fn what_cannot_be_taken_is_refused_and_leaves_the_receive() {
         Header::Tagged(Tagged { last: true, rsvdulp: Control::new(Opcode::Write).to_byte(), stag: 1, to: 0 }),
         untagged(send, 1),
         send_header(Opcode::SendInvalidate),
-        send_header(Opcode::Unknown(0xC)),
+        send_header(Opcode::Unknown(0xD)),
         // Another version of RDMAP.
         untagged(send & 0x3F, 0),
     ] {

@@ -253,7 +253,8 @@ fn what_the_service_does_not_have_is_refused_by_the_post() {
 
 #[test]
 fn a_message_says_what_its_work_request_and_its_queue_pair_say() {
-    let mut a = End::with(How { init: RdInit { ordered: true, grh: false, job_key: 0 }, ..PLAIN });
+    let mut a =
+        End::with(How { init: RdInit { ordered: true, grh: false, job_key: 0, max_records: 0 }, ..PLAIN });
     let list = [a.sge(0, 8)];
     let ah = a.ah();
     let op = SendOp::SendImmediate { imm: *b"imm." };

@@ -145,7 +145,7 @@ fn messages_of_all_lengths_arrive_once_although_packets_are_lost() {
     for (seed, ordered) in [(1, false), (2, true), (3, false), (4, true)] {
         let grh = seed > 2;
         let area = if grh { 40 } else { 0 };
-        let mut world = World::new(RdInit { ordered, grh, job_key: 0 }, seed, 8);
+        let mut world = World::new(RdInit { ordered, grh, job_key: 0, max_records: 0 }, seed, 8);
         // Parts of the sender's memory that no message uses.
         let (mut posted, mut done, mut free, mut received) = (0, 0, vec![0, 1, 2, 3], Vec::new());
         let recv = |world: &mut World, slot: u64| {
