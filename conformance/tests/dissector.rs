@@ -146,6 +146,7 @@ fn tshark_names_every_example_on_one_line() {
         "0x4e2103 -> 0x4e2007 Memory Request",
         "0x4e2007 -> 0x4e2103 Memory Reply",
         "0x4e2103 -> 0x4e2007 Memory Begins",
+        "0x4e2103 -> 0x4e2007 msg=5 12 of 24 RDMA Write-Record len=12",
         "0x4e2103 -> group Send with SE msn=2 len=8",
         "0x4e2103 -> 0x4e2007 Send msn=3 len=0",
         "0x4e2007 -> 0x4e2103 Error Message msn=1 DDP: message longer than the receive buffer",
@@ -160,7 +161,7 @@ fn tshark_names_every_example_on_one_line() {
                   -e diwarp.lookup.transaction -e diwarp.lookup.space -e diwarp.lookup.service \
                   -e diwarp.lookup.status -e diwarp.lookup.datalen -e diwarp.lookup.cookie \
                   -e diwarp.lookup.data";
-    let out = tshark("more", &datagrams[8..], &format!("-T fields -E separator=, {fields}"));
+    let out = tshark("more", &datagrams[9..], &format!("-T fields -E separator=, {fields}"));
     let expected = [
         "1,2,0x05,,,,,,,",
         ",,,0x5eed0001,0x0111,7174,,2,0x0000000000000000,6869",

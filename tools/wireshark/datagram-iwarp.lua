@@ -15,15 +15,16 @@ local GROUP = 0xffffff
 
 local KINDS = {
     [0] = "Message", [1] = "Lookup Request", [2] = "Lookup Reply", [3] = "Proof Request", [4] = "Proof Reply",
-    [5] = "Memory Request", [6] = "Memory Reply", [7] = "Memory Begins",
+    [5] = "Memory Request", [6] = "Memory Reply", [7] = "Memory Begins", [8] = "Record",
 }
 local PROOF_REQUEST, PROOF_REPLY = 3, 4
 local MEMORY_REQUEST, MEMORY_BEGINS = 5, 7
+local RECORD, RECORD_HEADER = 8, 20
 local OPCODES = {
     [0] = "RDMA Write", [1] = "Read Request", [2] = "Read Response", [3] = "Send",
     [4] = "Send with Invalidate", [5] = "Send with SE", [6] = "Send with SE and Invalidate",
     [7] = "Error Message", [8] = "Immediate Data", [9] = "Immediate Data with SE",
-    [10] = "Atomic Request", [11] = "Atomic Response",
+    [10] = "Atomic Request", [11] = "Atomic Response", [12] = "RDMA Write-Record",
 }
 local SEND, SEND_SE, ERROR = 3, 5, 7
 local QUEUES = { [0] = "Send", [1] = "RDMA Read", [2] = "Error" }
@@ -310,7 +311,8 @@ local function dissect_rd_ddp(rest, tree, summary)
     add(ddp, f.last, rest(0, 1))
     add(ddp, f.dv, rest(0, 1), bit.band(rest(0, 1):uint(), 3) ~= 1 and "Another DDP version")
     add(ddp, f.opcode, rest(1, 1))
-    table.insert(summary, OPCODES[bit.band(rest(1, 1):uint(), 0x0f)])
+    local opcode = bit.band(rest(1, 1):uint(), 0x0f)
+    table.insert(summary, OPCODES[opcode] or string.format("Opcode %d", opcode))
     if tagged then
         add(ddp, f.rd_stag, rest(2, 4))
         add(ddp, f.rd_to, rest(6, 8))
@@ -322,6 +324,24 @@ local function dissect_rd_ddp(rest, tree, summary)
     table.insert(summary, string.format("len=%d", rest:len() - header))
     if rest:len() > header then
         add(tree, f.payload, rest(header))
+    end
+end
+
+-- A segment of an RDMA Write-Record.
+local function dissect_record(body, tree, summary)
+    if body:len() < RECORD_HEADER then
+        add(tree, f.body, body, "Shorter than the header of a record")
+        return
+    end
+    add(tree, f.rd_message, body(0, 4))
+    add(tree, f.rd_offset, body(4, 4))
+    add(tree, f.rd_message_len, body(8, 4))
+    add(tree, f.rd_job_key, body(12, 8))
+    table.insert(summary, string.format("msg=%d %d of %d", body(0, 4):uint(), body(4, 4):uint(), body(8, 4):uint()))
+    if body:len() > RECORD_HEADER then
+        dissect_rd_ddp(body(RECORD_HEADER), tree, summary)
+    else
+        tree:add_proto_expert_info(problem, "Shorter than a DDP header")
     end
 end
 
@@ -545,7 +565,7 @@ function diwarp.dissector(buffer, pinfo, root)
     local item = add(tree, f.source, buffer(1, 3))
     local is_proof = kind == PROOF_REQUEST or kind == PROOF_REPLY
     local is_memory = kind >= MEMORY_REQUEST and kind <= MEMORY_BEGINS
-    local has_numbers = kind == 0 or is_proof or is_memory
+    local has_numbers = kind == 0 or kind == RECORD or is_proof or is_memory
     if has_numbers then
         item:append_text(string.format(" (port %d, slot %d)", port_of(source), bit.band(source, 0xff)))
         if port_of(source) ~= pinfo.src_port then
@@ -556,7 +576,8 @@ function diwarp.dissector(buffer, pinfo, root)
     local flag_tree = add(tree, f.flags, at)
     local what = is_proof and "Immediate data in a proof" or is_memory and "Immediate data about memory"
         or "Immediate data in a lookup"
-    add(flag_tree, f.immediate_flag, at, kind ~= 0 and flags >= 0x80 and what)
+    local may_have = kind == 0 or kind == RECORD
+    add(flag_tree, f.immediate_flag, at, not may_have and flags >= 0x80 and what)
     add(flag_tree, f.reliable_flag, at)
     add(flag_tree, f.reserved_flags, at, bit.band(flags, 0x30) ~= 0 and "Reserved flags are not 0")
     add(flag_tree, f.kind, at, not KINDS[kind] and "Unassigned kind")
@@ -578,6 +599,8 @@ function diwarp.dissector(buffer, pinfo, root)
         local body = buffer(HEADER, covered - HEADER)
         if kind == 0 then
             dissect_message(body, tree, summary)
+        elseif kind == RECORD then
+            dissect_record(body, tree, summary)
         elseif is_proof then
             dissect_proof(body, tree, kind)
         elseif is_memory then
@@ -596,7 +619,7 @@ function diwarp.dissector(buffer, pinfo, root)
     end
     if is_proof or is_memory then
         table.insert(summary, 1, string.format("0x%06x -> 0x%06x %s", source, destination, KINDS[kind]))
-    elseif kind == 0 then
+    elseif kind == 0 or kind == RECORD then
         local to = destination == GROUP and "group" or string.format("0x%06x", destination)
         table.insert(summary, 1, string.format("0x%06x -> %s", source, to))
     else
@@ -616,7 +639,7 @@ local function is_ours(buffer, pinfo)
     if bit.band(buffer(4, 1):uint(), 0x40) ~= 0 then
         return buffer(1, 2):uint() == pinfo.src_port and RD_KINDS[kind] ~= nil
     end
-    local is_named = kind == 0 or kind >= PROOF_REQUEST and kind <= MEMORY_BEGINS
+    local is_named = kind == 0 or kind >= PROOF_REQUEST and kind <= RECORD
     if is_named and port_of(buffer(1, 3):uint()) == pinfo.src_port then
         return true
     end

@@ -6,7 +6,7 @@ use uwarp_wire::datagram::error::{self, ErrorMessage};
 use uwarp_wire::datagram::lookup::{self, Reply, Request, Status};
 use uwarp_wire::datagram::memory::{Memory, Says};
 use uwarp_wire::datagram::proof::Proof;
-use uwarp_wire::datagram::{self, Datagram, FLAG_IMMEDIATE, FLAG_RELIABLE, Header, QPN_MULTICAST};
+use uwarp_wire::datagram::{self, Datagram, FLAG_IMMEDIATE, FLAG_RELIABLE, Header, QPN_MULTICAST, record};
 use uwarp_wire::ddp::{QN_SEND, Untagged};
 use uwarp_wire::grh::Grh;
 use uwarp_wire::introduction::Cookie;
@@ -42,6 +42,19 @@ const OFFER: Memory = Memory {
     says: Says::Offer { token: [0x5E; 16], name: [0x11; 16], word: [0x22; 16] },
 };
 const BEGINS: Memory = Memory { says: Says::Begins { word: [0x22; 16] }, ..ASK };
+const PIECE: record::Head = record::Head {
+    source_qpn: TO_ONE.source_qpn,
+    destination_qpn: TO_ONE.destination_qpn,
+    qkey: TO_ONE.qkey,
+    immediate: [0, 0, 0, 7],
+    incarnation: TO_ONE.incarnation,
+    message: 5,
+    offset: 12,
+    message_len: 24,
+    job_key: 0x0123_4567_89AB_CDEF,
+    stag: 0x1234,
+    to: 0x7000,
+};
 const TOO_LONG: TerminateError = TerminateError::UntaggedBuffer(UntaggedBuffer::TooLong);
 const COMPLAINT: ErrorMessage = ErrorMessage {
     source_qpn: TO_ONE.destination_qpn,
@@ -143,6 +156,7 @@ fn the_specification_has_these_bytes() {
     let hello = hello();
     let news = send(TO_GROUP, Opcode::SendSe, 2, b"8 bytes.");
     let empty = send(TO_ONE, Opcode::Send, 3, b"");
+    let rest = seal([&PIECE.to_bytes(true)[..], b"and the rest"].concat());
     let grh = |source: &str, destination: &str| Grh {
         source: source.parse().unwrap(),
         destination: destination.parse().unwrap(),
@@ -172,6 +186,11 @@ fn the_specification_has_these_bytes() {
         ("A.12 Memory Request", ASK.to_string(), ASK.to_bytes().to_vec()),
         ("A.13 Memory Reply", OFFER.to_string(), OFFER.to_bytes().to_vec()),
         ("A.14 Memory Begins", BEGINS.to_string(), BEGINS.to_bytes().to_vec()),
+        (
+            "A.15 The second and last segment of a Write-Record",
+            text::DatagramLine { head: &rest, len: rest.len() }.to_string(),
+            rest.clone(),
+        ),
     ];
     let expected: String = cases
         .iter()
