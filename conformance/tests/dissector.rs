@@ -300,7 +300,7 @@ fn tshark_flags_each_datagram_that_a_receiver_drops() {
         ("A.1", &[(1, 9)], "The source QPN is not of the UDP source port"),
         ("A.1", &[(4, 0x40)], "A chunk is shorter than its header"),
         ("A.1", &[(4, 0x10)], "Reserved flags are not 0"),
-        ("A.1", &[(4, 0x08)], "Unassigned kind"),
+        ("A.1", &[(4, 0x09)], "Unassigned kind"),
         ("A.1", &[(20, 0xC1)], "Tagged segment"),
         ("A.1", &[(20, 0x01)], "Not the whole message"),
         ("A.1", &[(20, 0x42)], "Another DDP version"),

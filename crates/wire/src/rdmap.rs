@@ -213,7 +213,8 @@ pub struct OpcodeInfo {
     pub rfc: &'static str,
 }
 
-/// Every opcode that a stream may carry, in the order of the codes (RFC 5040 figures 4 and 5, RFC 7306 figures 2 and 3).
+/// Every opcode that a stream may carry, in the order of the codes (RFC 5040 figures 4 and 5, RFC 7306
+/// figures 2 and 3).
 pub static OPCODES: [OpcodeInfo; 13] = {
     const RFC5040: OpcodeInfo = OpcodeInfo {
         opcode: Opcode::Write,
