@@ -1,7 +1,8 @@
-//! The examples for reliable datagrams, whose ends find each other over a TCP connection of their own; and
-//! namespaces that lose packets.
+//! The examples for reliable datagrams and for RDMA Write-Records, whose ends find each other over a TCP
+//! connection of their own; and namespaces that lose packets.
 
 use uwarp_conformance::netns::Veth;
+use uwarp_conformance::pair::Ends;
 use uwarp_conformance::process::Cmd;
 use uwarp_conformance::topology::Place;
 use uwarp_conformance::topology::Topology::{self, *};
@@ -15,6 +16,8 @@ const VETH: &[Topology] = &[Veth1500V4];
 const WAYS: &[Topology] = &[Veth1500V4, Veth9000V4, Veth1500V6];
 
 const ECHOES: &str = "every message comes back as it was sent";
+const RECORDS: &str =
+    "every byte that a record calls valid is right; over reliable datagrams all of them are";
 const MEMORY: &str = "what is read is what was written, and the target has counted each round";
 
 /// All rows.
@@ -40,7 +43,28 @@ pub fn cases() -> Vec<Case> {
                 [("64", "1000"), ("300000", "50")].iter().try_for_each(|way| w.reaches_memory(*way, place))
             })
         }),
+        records("frames of 64, 65,536 and 1,000,000 bytes", WAYS, |w, p| {
+            let ways = [("64", "1000"), ("65536", "200"), ("1000000", "20")];
+            let both = |way| ["ud", "rd"].iter().try_for_each(|service| w.records(service, way, p).map(drop));
+            ways.into_iter().try_for_each(both)
+        }),
+        records("2 % of the packets are lost", VETH, |w, _| {
+            w.with_loss(|place| {
+                w.records("rd", ("65536", "200"), place)?;
+                let ends = w.records("ud", ("65536", "200"), place)?;
+                require!(
+                    !ends.server.stdout.contains(" 0 in part"),
+                    "nothing was lost\n{}",
+                    ends.server.text()
+                );
+                Ok(())
+            })
+        }),
     ]
+}
+
+fn records(manner: &'static str, at: &'static [Topology], run: fn(&World, Place<'_>) -> Outcome) -> Case {
+    Case { program: "write_record.c", manner, checked: RECORDS, at, run: Custom(run) }
 }
 
 fn memory(manner: &'static str, at: &'static [Topology], run: fn(&World, Place<'_>) -> Outcome) -> Case {
@@ -56,18 +80,32 @@ impl World {
         self.example("rd_memory", 7473, way, place)
     }
 
+    fn records(&self, service: &str, (bytes, frames): (&str, &str), place: Place<'_>) -> Outcome<Ends> {
+        let ends = self.both_ends("write_record", 7474, &format!("{service} {bytes} {frames}"), place)?;
+        let all = frames.parse::<u64>().unwrap_or(0) * bytes.parse::<u64>().unwrap_or(0);
+        let said =
+            if service == "rd" { format!("{all} bytes are valid, 0 of") } else { " valid, 0 of".into() };
+        check::has(&ends.server, &said).or_else(|why| ends.failure(why))?;
+        Ok(ends)
+    }
+
     /// Bytes of a message, and rounds.
     fn example(&self, name: &str, port: u16, (bytes, rounds): (&str, &str), place: Place<'_>) -> Outcome {
+        let ends = self.both_ends(name, port, &format!("{bytes} {rounds}"), place)?;
+        let said = format!("{rounds} rounds of {bytes} bytes");
+        check::has(&ends.client, &said).or_else(|why| ends.failure(why))
+    }
+
+    /// Both ends of an example, which have succeeded.
+    fn both_ends(&self, name: &str, port: u16, args: &str, place: Place<'_>) -> Outcome<Ends> {
         let (dist, dir) = (self.dist()?, Scratch::new(name)?);
         let program = dir.path().join(name);
         cc::build_example(name, &program, dist, "-libverbs -ldl")?;
         let end = |role: &str, ns| {
-            let line = format!("{} {role} {} {bytes} {rounds}", program.display(), place.address);
+            let line = format!("{} {role} {} {args}", program.display(), place.address);
             Ok(self.over_uwarp(&line, ns)?.limit(PERFTEST_LIMIT))
         };
-        let ends = pair::run(&end("server", place.server)?, &end("client", place.client)?, port)?;
-        let said = format!("{rounds} rounds of {bytes} bytes");
-        check::has(&ends.client, &said).or_else(|why| ends.failure(why))
+        pair::run(&end("server", place.server)?, &end("client", place.client)?, port)
     }
 
     /// In namespaces of its own, whose firewalls go with them and drop 2 % of what comes over UDP. They see
