@@ -10,6 +10,7 @@ use uwarp_proto::setup::{
 };
 use uwarp_proto::tx::OutSegment;
 use uwarp_wire::datagram::proof::Proof;
+use uwarp_wire::datagram::record;
 use uwarp_wire::ddp::{Header, Tagged};
 use uwarp_wire::mpa;
 
@@ -44,6 +45,7 @@ pub fn datagram(bytes: &[u8]) {
         }
     }
     proof(bytes);
+    record(bytes);
     let good = sealed(&covered);
     one_datagram(&good);
     assert_eq!(datagram::parse(&good).is_ok(), bytes.len() >= datagram::HEAD_LEN, "{good:02x?}");
@@ -65,6 +67,46 @@ fn proof(bytes: &[u8]) {
         wrong[at] ^= 1 << (wrong[25] & 7);
         assert_eq!(datagram::parse_proof(&wrong), None, "with a bit flipped");
     }
+}
+
+/// The same as a segment of an RDMA Write-Record: as it is, and with headers that may be right.
+fn record(bytes: &[u8]) {
+    let mut covered = bytes.to_vec();
+    for (at, value) in [(0, 1), (4, 0x88), (40, 0x81), (41, 0x4C), (24, 0), (28, 0)] {
+        let sealed = sealed(&covered);
+        if let Some(record::Segment { head, payload }) = datagram::parse_record(&sealed) {
+            assert!(head.message_len <= record::MOST);
+            let end = u64::from(head.offset) + payload.len() as u64;
+            assert!(end <= u64::from(head.message_len), "nothing beyond the message");
+            let last = end == u64::from(head.message_len);
+            let again = [&head.to_bytes(last)[..], payload].concat();
+            let again = self::sealed(&again);
+            assert_eq!(datagram::parse_record(&again), Some(record::Segment { head, payload }));
+            assert!(datagram::parse(&sealed).is_err(), "it is no message");
+        }
+        if let Some(byte) = covered.get_mut(at) {
+            *byte = value;
+        }
+    }
+    let payload = bytes.get(record::Head::LEN..).unwrap_or(&[]);
+    let (Some(own), Ok(len)) = (bytes.get(..8), u32::try_from(payload.len())) else { return };
+    let word = |at: usize| u32::from_be_bytes([own[at], own[at + 1], own[at + 2], own[at + 3]]);
+    let head = record::Head {
+        source_qpn: word(0) >> 8,
+        destination_qpn: word(4) >> 8,
+        qkey: word(1),
+        immediate: [own[0], own[7], own[3], own[5]],
+        incarnation: word(2),
+        message: word(3),
+        offset: word(2) % 1000,
+        message_len: word(2) % 1000 + len,
+        job_key: u64::from(word(0)) << 32 | u64::from(word(4)),
+        stag: word(4),
+        to: u64::from(word(1)) << 20,
+    };
+    let whole = sealed(&[&head.to_bytes(true)[..], payload].concat());
+    let is_good = len > 0 || head.message_len == 0;
+    assert_eq!(datagram::parse_record(&whole), is_good.then_some(record::Segment { head, payload }));
 }
 
 fn be24(bytes: &[u8]) -> u32 {
