@@ -1,4 +1,4 @@
-//! RDMA Write-Records that arrive (docs/rd.md section 5.5): Writes that take a record instead of a receive.
+//! RDMA Write-Records that arrive (docs/rd.md section 5.4): Writes that take a record instead of a receive.
 //! Nothing of them is missing when they are delivered.
 
 use std::sync::Arc;
