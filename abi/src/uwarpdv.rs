@@ -61,7 +61,7 @@ unsafe fn datagram_qp<'a>(qp: *mut ibv_qp) -> Result<&'a Arc<UdQp>, Failure> {
     // SAFETY: the caller's promise.
     match unsafe { &look::<CQp>(qp)?.qp } {
         QueuePair::Ud(ud) => Ok(ud),
-        QueuePair::Rc(_) | QueuePair::Rd(_) => {
+        QueuePair::Rc(_) | QueuePair::Rd(_) | QueuePair::Uc(_) => {
             Err(Failure::unsupported("it is for queue pairs of unreliable datagrams"))
         }
     }
@@ -73,7 +73,7 @@ unsafe fn reliable_qp<'a>(qp: *mut ibv_qp) -> Result<&'a Arc<RdQp>, Failure> {
     // SAFETY: the caller's promise.
     match unsafe { &look::<CQp>(qp)?.qp } {
         QueuePair::Rd(rd) => Ok(rd),
-        QueuePair::Rc(_) | QueuePair::Ud(_) => {
+        QueuePair::Rc(_) | QueuePair::Ud(_) | QueuePair::Uc(_) => {
             Err(Failure::unsupported("it is for queue pairs of reliable datagrams"))
         }
     }

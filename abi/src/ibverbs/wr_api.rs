@@ -32,6 +32,10 @@ pub const SUPPORTED: u64 = (IBV_QP_EX_WITH_RDMA_WRITE
     | IBV_QP_EX_WITH_BIND_MW
     | IBV_QP_EX_WITH_SEND_WITH_INV) as u64;
 
+/// As [`SUPPORTED`], for a queue pair of an unreliable connection.
+pub const SUPPORTED_UC: u64 =
+    SUPPORTED_UD | (IBV_QP_EX_WITH_RDMA_WRITE | IBV_QP_EX_WITH_RDMA_WRITE_WITH_IMM) as u64;
+
 /// As [`SUPPORTED`], for a datagram queue pair.
 pub const SUPPORTED_UD: u64 = (IBV_QP_EX_WITH_SEND | IBV_QP_EX_WITH_SEND_WITH_IMM) as u64;
 
@@ -249,6 +253,7 @@ fn post(pair: &CQp, building: &mut Building) -> Result<(), Failure> {
         QueuePair::Rc(qp) => qp.post_send_together(building.finish()?)?,
         QueuePair::Ud(qp) => qp.post_send_together(building.finish_datagrams()?)?,
         QueuePair::Rd(qp) => qp.post_send_together(building.finish_datagrams()?)?,
+        QueuePair::Uc(qp) => qp.post_send_together(building.finish()?)?,
     }
     Ok(())
 }

@@ -151,7 +151,9 @@ pub unsafe fn create(c: *mut rdma_cm_id, attr: &mut ibv_qp_init_attr_ex) -> Resu
                 (*qp).state = IBV_QPS_INIT;
             }
             // No type that rdma_create_qp takes makes one.
-            QueuePair::Rd(_) => return Err(Failure::unsupported("reliable datagrams have no id")),
+            QueuePair::Rd(_) | QueuePair::Uc(_) => {
+                return Err(Failure::unsupported("queue pairs of this type have no id"));
+            }
             // It has no stream to wait for (librdmacm's ucma_init_ud_qp).
             QueuePair::Ud(ud) => {
                 for state in [QpState::Init, QpState::Rtr, QpState::Rts] {

@@ -124,6 +124,10 @@ pub struct Drops {
     pub unsent: u64,
     /// Sent, and dropped by peers that said so. There may be more of them than were reported.
     pub by_peer: u64,
+    /// Messages of an unreliable connection that named memory which they may not write.
+    pub refused: u64,
+    /// Messages of an unreliable connection of which a part did not come.
+    pub incomplete: u64,
 }
 
 impl std::ops::AddAssign for Drops {
@@ -134,6 +138,8 @@ impl std::ops::AddAssign for Drops {
         self.too_long += other.too_long;
         self.unsent += other.unsent;
         self.by_peer += other.by_peer;
+        self.refused += other.refused;
+        self.incomplete += other.incomplete;
     }
 }
 
