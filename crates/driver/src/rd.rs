@@ -670,7 +670,9 @@ impl Turn {
             self.machine.close(now);
             self.leaving = Leaving::Closing;
         }
-        if self.leaving == Leaving::Closing && self.machine.is_closed() {
+        // What has left by its completion may wait for room in the socket.
+        let is_sent = self.outbox.packets.is_empty();
+        if self.leaving == Leaving::Closing && self.machine.is_closed() && is_sent {
             self.leaving = Leaving::Gone;
             linger::stream_given_up();
         }

@@ -47,7 +47,7 @@ impl End {
         Self { nic, qp, cq, mr, memory }
     }
 
-    fn to_peer(self, at: SocketAddr, qpn: u32) -> Self {
+    fn with_peer(self, at: SocketAddr, qpn: u32) -> Self {
         let to_init = QpModify {
             state: Some(QpState::Init),
             access: Some(Access::REMOTE_WRITE),
@@ -71,7 +71,7 @@ impl End {
     fn pair() -> (Self, Self) {
         let (a, b) = (Self::new(), Self::new());
         let [(at_a, a_qpn), (at_b, b_qpn)] = [&a, &b].map(|end| (end.at(), end.qp.qpn()));
-        (a.to_peer(at_b, b_qpn), b.to_peer(at_a, a_qpn))
+        (a.with_peer(at_b, b_qpn), b.with_peer(at_a, a_qpn))
     }
 
     fn sge(&self, offset: usize, length: usize) -> Sge {
@@ -282,7 +282,7 @@ impl Peer {
 #[test]
 fn what_completes_is_whole_and_in_order_whatever_is_lost() {
     let mut peer = Peer::new();
-    let end = End::new().to_peer(peer.at, peer.qpn);
+    let end = End::new().with_peer(peer.at, peer.qpn);
     // More receives than messages on their way.
     const LEN: usize = 5000;
     const RECEIVES: usize = 16;
@@ -318,7 +318,7 @@ fn what_completes_is_whole_and_in_order_whatever_is_lost() {
 #[test]
 fn strangers_place_nothing() {
     let mut peer = Peer::new();
-    let end = End::new().to_peer(peer.at, peer.qpn);
+    let end = End::new().with_peer(peer.at, peer.qpn);
     end.recv(1, 0, 1000);
     let to = end.mr.range().0;
     let write = Target::Tagged { stag: end.mr.stag(), to, rsvdulp: WRITE };
@@ -367,7 +367,7 @@ fn strangers_place_nothing() {
 #[test]
 fn who_guesses_names_of_memory_is_refused_for_a_while() {
     let mut peer = Peer::new();
-    let end = End::new().to_peer(peer.at, peer.qpn);
+    let end = End::new().with_peer(peer.at, peer.qpn);
     let to = end.mr.range().0;
     let named = |stag| Target::Tagged { stag, to, rsvdulp: WRITE };
     (1..=20).for_each(|wrong| peer.post(&end, named(end.mr.stag() ^ wrong << 8), pattern(64, 1)));
@@ -386,7 +386,7 @@ fn who_guesses_names_of_memory_is_refused_for_a_while() {
 #[test]
 fn a_peer_that_is_not_there_ends_nothing() {
     let nobody = UdpSocket::bind("127.0.0.1:0").unwrap().local_addr().unwrap();
-    let end = End::new().to_peer(nobody, u32::from(nobody.port()) << 8 | 1);
+    let end = End::new().with_peer(nobody, u32::from(nobody.port()) << 8 | 1);
     end.recv(9, 0, 64);
     (0..3).for_each(|wr_id| end.send(wr_id, PLAIN, 64));
     // As those of adapters, they succeed, but only when their exchange is given up.
