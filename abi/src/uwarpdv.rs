@@ -64,7 +64,7 @@ unsafe fn datagram_qp<'a>(qp: *mut ibv_qp) -> Result<&'a Arc<UdQp>, Failure> {
     // SAFETY: the caller's promise.
     match unsafe { &look::<CQp>(qp)?.qp } {
         QueuePair::Ud(ud) => Ok(ud),
-        QueuePair::Rc(_) | QueuePair::Rd(_) => {
+        QueuePair::Rc(_) | QueuePair::Rd(_) | QueuePair::Uc(_) => {
             Err(Failure::unsupported("it is for queue pairs of unreliable datagrams"))
         }
     }
@@ -218,7 +218,9 @@ entry! {
         match pair {
             QueuePair::Rd(rd) => Ok(rd.allow_source(source)?),
             QueuePair::Ud(ud) => Ok(ud.allow_source(source)?),
-            QueuePair::Rc(_) => Err(Failure::unsupported("it is for datagram queue pairs")),
+            QueuePair::Rc(_) | QueuePair::Uc(_) => {
+                Err(Failure::unsupported("it is for datagram queue pairs"))
+            }
         }
     }
 
@@ -244,7 +246,9 @@ entry! {
         let known = match &look::<CQp>(qp)?.qp {
             QueuePair::Ud(ud) => ud.record(name),
             QueuePair::Rd(rd) => rd.record(name),
-            QueuePair::Rc(_) => return Err(Failure::unsupported("it is for datagram queue pairs")),
+            QueuePair::Rc(_) | QueuePair::Uc(_) => {
+                return Err(Failure::unsupported("it is for datagram queue pairs"));
+            }
         };
         let Some(known) = known else { return Err(no_record()) };
         let room = std::mem::replace(&mut *count, u32::try_from(known.valid.len()).unwrap_or(u32::MAX));
@@ -275,7 +279,9 @@ entry! {
         let freed = match &look::<CQp>(qp)?.qp {
             QueuePair::Ud(ud) => ud.free_record(name),
             QueuePair::Rd(rd) => rd.free_record(name),
-            QueuePair::Rc(_) => return Err(Failure::unsupported("it is for datagram queue pairs")),
+            QueuePair::Rc(_) | QueuePair::Uc(_) => {
+                return Err(Failure::unsupported("it is for datagram queue pairs"));
+            }
         };
         if freed { Ok(()) } else { Err(no_record()) }
     }

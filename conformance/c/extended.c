@@ -392,8 +392,6 @@ static void refused(void)
 	check_failed(!ibv_create_qp(a.pd, &init), EOPNOTSUPP, "a raw packet queue pair: EOPNOTSUPP");
 	init.qp_type = IBV_QPT_XRC_SEND;
 	check_failed(!ibv_create_qp(a.pd, &init), EOPNOTSUPP, "an XRC queue pair: EOPNOTSUPP");
-	init.qp_type = IBV_QPT_UC;
-	check_failed(!ibv_create_qp(a.pd, &init), EOPNOTSUPP, "an unreliable connected queue pair: EOPNOTSUPP");
 	init.qp_type = IBV_QPT_DRIVER;
 	check_failed(!ibv_create_qp(a.pd, &init), EOPNOTSUPP, "a vendor's queue pair: EOPNOTSUPP");
 	init.qp_type = 77;

@@ -5,8 +5,8 @@
 //! processes (`cm_rules`), threads that leave a call (`leaving`) or are cancelled (`cancels`), children of a
 //! fork (`forks`), receivers that leave with their last message (`ways_out`), the edges of the interface
 //! (`corners`), datagram queue pairs (`datagrams`, `datagram_life`, `uwarpdv`), reliable ones (`reliable`,
-//! `reliable_memory`), RDMA Write-Records (`records`), sockets over queue pairs (`rsockets`), sockets in
-//! `IWARP_MODE` (`sockets`),
+//! `reliable_memory`), RDMA Write-Records (`records`), unreliable connections (`unreliable`), sockets over
+//! queue pairs (`rsockets`), sockets in `IWARP_MODE` (`sockets`),
 //! both in threads and processes (`socket_threads`), events whose cause is outside (`events`), a device for
 //! each interface (`devices`), multicast (`groups`),
 //! what programs look at and rely on (`traps`), what is called through the context (`extended`), connections
@@ -35,7 +35,7 @@ use uwarp_conformance::{Context, Failure, Outcome, cc, pair, require};
 
 /// Programs whose groups of statements are cases of their own: those of the table in their source, which is
 /// where a group is registered.
-const PROGRAMS: [&str; 32] = [
+const PROGRAMS: [&str; 33] = [
     "errno_table",
     "completions",
     "errno_cm",
@@ -55,6 +55,7 @@ const PROGRAMS: [&str; 32] = [
     "reliable",
     "reliable_memory",
     "records",
+    "unreliable",
     "events",
     "old",
     "stand_in",
@@ -85,7 +86,7 @@ fn groups(program: &str) -> Vec<String> {
 }
 
 /// Groups whose statements depend on the view, which are run as iWARP, too.
-const AS_IWARP: [(&str, &str); 8] = [
+const AS_IWARP: [(&str, &str); 9] = [
     ("errno_cm", "rejecting"),
     ("errno_cm", "refused"),
     ("cm_rules", "timewait"),
@@ -94,6 +95,7 @@ const AS_IWARP: [(&str, &str); 8] = [
     ("by_number", "again"),
     ("atomics", "attributes"),
     ("datagrams", "modifying"),
+    ("unreliable", "as_rnic"),
 ];
 
 /// All groups of these once more: IPv6, the messages of iWARP, and an RNIC.

@@ -72,6 +72,8 @@ mod tools;
 mod typed;
 #[path = "programs/ucx.rs"]
 mod ucx;
+#[path = "programs/unreliable.rs"]
+mod unreliable;
 #[path = "programs/verbs.rs"]
 mod verbs;
 #[path = "programs/versions.rs"]

@@ -3,7 +3,8 @@
 use std::sync::Arc;
 
 use uwarp_abi_types::verbs::*;
-use uwarp_driver::{Qp, QueuePair, RdQp, UdQp};
+use uwarp_driver::config::{Config, View};
+use uwarp_driver::{Qp, QueuePair, RdQp, UcQp, UdQp};
 use uwarp_process::Mutex;
 use uwarp_rnic::qp::{QpCaps, QpInit, RdInit};
 use uwarp_rsocket::OwnWork;
@@ -78,6 +79,8 @@ fn caps_of(cap: &ibv_qp_cap) -> QpCaps {
 pub enum Service {
     /// Reliable connection.
     Rc,
+    /// Unreliable connection.
+    Uc,
     /// Unreliable datagrams.
     Ud,
     /// The same with RDMA Write-Records.
@@ -94,13 +97,14 @@ pub enum Service {
 impl Service {
     /// Whether a destination goes with each send.
     pub fn is_datagram(self) -> bool {
-        !matches!(self, Self::Rc)
+        !matches!(self, Self::Rc | Self::Uc)
     }
 
     /// Operations that `send_ops_flags` may contain.
     fn operations(self) -> u64 {
         match self {
             Self::Rc => wr_api::SUPPORTED,
+            Self::Uc => wr_api::SUPPORTED_UC,
             Self::Ud | Self::Recording { .. } => wr_api::SUPPORTED_UD,
             Self::Rd(_) => wr_api::SUPPORTED_RD,
         }
@@ -112,8 +116,13 @@ fn service_of(qp_type: ibv_qp_type) -> Result<Service, Failure> {
     match qp_type {
         IBV_QPT_RC => Ok(Service::Rc),
         IBV_QPT_UD => Ok(Service::Ud),
-        IBV_QPT_UC | IBV_QPT_RAW_PACKET | IBV_QPT_XRC_SEND | IBV_QPT_XRC_RECV | IBV_QPT_DRIVER => {
-            Err(Failure::unsupported("queue pairs other than RC and UD"))
+        // iWARP has no such service, and its adapters refuse it.
+        IBV_QPT_UC if Config::get().view == View::Iwarp => {
+            Err(Failure::unsupported("UC queue pairs in the iwarp view"))
+        }
+        IBV_QPT_UC => Ok(Service::Uc),
+        IBV_QPT_RAW_PACKET | IBV_QPT_XRC_SEND | IBV_QPT_XRC_RECV | IBV_QPT_DRIVER => {
+            Err(Failure::unsupported("queue pairs other than RC, UC and UD"))
         }
         _ => Err(Failure::invalid("unknown queue pair type")),
     }
@@ -178,6 +187,7 @@ pub unsafe fn create_for(service: Service, attr: &mut ibv_qp_init_attr_ex) -> Re
                 rc.modify(&first_state())?;
                 QueuePair::Rc(rc)
             }
+            Service::Uc => QueuePair::Uc(UcQp::create(&context.nic, init)?),
             Service::Ud => QueuePair::Ud(UdQp::create(&context.nic, init)?),
             Service::Recording { job_key, max_records } => {
                 QueuePair::Ud(UdQp::create_with_records(&context.nic, init, job_key, max_records)?)

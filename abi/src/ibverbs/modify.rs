@@ -97,6 +97,27 @@ fn rd_transition(from: QpState, to: QpState) -> Option<(u32, u32)> {
     Some((required & !IBV_QP_SQ_PSN, optional | required & IBV_QP_SQ_PSN))
 }
 
+/// Required and optional attributes of a transition of a UC queue pair, beside the state itself.
+fn uc_transition(from: QpState, to: QpState) -> Option<(u32, u32)> {
+    use QpState::{Err, Init, Reset, Rtr, Rts, Sqd, Sqe};
+    let path = IBV_QP_ALT_PATH | IBV_QP_PATH_MIG_STATE;
+    Some(match (from, to) {
+        (_, Reset | Err) => (0, 0),
+        (Reset, Init) => (IBV_QP_PKEY_INDEX | IBV_QP_PORT | IBV_QP_ACCESS_FLAGS, 0),
+        (Init, Init) => (0, IBV_QP_PKEY_INDEX | IBV_QP_PORT | IBV_QP_ACCESS_FLAGS),
+        (Init, Rtr) => (
+            IBV_QP_AV | IBV_QP_PATH_MTU | IBV_QP_DEST_QPN | IBV_QP_RQ_PSN,
+            IBV_QP_ALT_PATH | IBV_QP_ACCESS_FLAGS | IBV_QP_PKEY_INDEX,
+        ),
+        (Rtr, Rts) => (IBV_QP_SQ_PSN, IBV_QP_CUR_STATE | IBV_QP_ACCESS_FLAGS | path),
+        (Rts | Sqd, Rts) => (0, IBV_QP_CUR_STATE | IBV_QP_ACCESS_FLAGS | path),
+        (Sqe, Rts) => (0, IBV_QP_CUR_STATE | IBV_QP_ACCESS_FLAGS),
+        (Rts, Sqd) => (0, IBV_QP_CUR_STATE | IBV_QP_EN_SQD_ASYNC_NOTIFY),
+        (Sqd, Sqd) => (0, IBV_QP_AV | IBV_QP_PKEY_INDEX | IBV_QP_ACCESS_FLAGS | path),
+        _ => return None,
+    })
+}
+
 /// An iWARP queue pair gets from its connection what an InfiniBand one gets as attributes. The rights that
 /// rdma_init_qp_attr(3) sets for it are enough. Other attributes that a program sets are stored.
 fn iwarp_suffices(from: QpState, to: QpState, given: u32) -> bool {
@@ -171,6 +192,18 @@ pub fn convert_ud(attr: &ibv_qp_attr, mask: u32, current: QpState) -> Result<QpM
 /// The same of an RD queue pair.
 pub fn convert_rd(attr: &ibv_qp_attr, mask: u32, current: QpState) -> Result<QpModify, Failure> {
     convert_datagrams(attr, mask, current, rd_transition)
+}
+
+/// The same of a UC queue pair.
+pub fn convert_uc(
+    attr: &ibv_qp_attr,
+    mask: u32,
+    current: QpState,
+    limits: &Limits,
+) -> Result<QpModify, Failure> {
+    let change = convert_datagrams(attr, mask, current, uc_transition)?;
+    check_values(attr, mask, limits)?;
+    Ok(change)
 }
 
 /// By these required and optional attributes.

@@ -161,6 +161,7 @@ impl Receives for QueuePair {
             Self::Rc(qp) => qp.post_recv(wrs),
             Self::Ud(qp) => qp.post_recv(wrs),
             Self::Rd(qp) => qp.post_recv(wrs),
+            Self::Uc(qp) => qp.post_recv(wrs),
         }
     }
 }
@@ -247,6 +248,7 @@ slot! {
             QueuePair::Rc(qp) => qp.post_send(list.walk(|wr| send_wr(wr), |wr| wr.next)),
             QueuePair::Ud(qp) => qp.post_send(list.walk(|wr| ud_send_wr(wr), |wr| wr.next)),
             QueuePair::Rd(qp) => qp.post_send(list.walk(|wr| ud_send_wr(wr), |wr| wr.next)),
+            QueuePair::Uc(qp) => qp.post_send(list.walk(|wr| send_wr(wr), |wr| wr.next)),
         };
         let (bad, why) = match (posted, list.refused) {
             (Ok(()), None) => return Ok(()),

@@ -9,6 +9,7 @@ use uwarp_cm::{Cm, bringup};
 use uwarp_driver::quota::Place;
 use uwarp_driver::{Qp, QueuePair, UdQp};
 use uwarp_process::Mutex;
+use uwarp_rnic::ah::Endpoint;
 use uwarp_rnic::qp::{QpCaps, QpModify, QpState};
 use uwarp_rsocket::OwnWork;
 
@@ -136,6 +137,15 @@ entry! {
                 }
                 return Ok(());
             }
+            QueuePair::Uc(uc) => {
+                let change = modify::convert_uc(attr, mask, actual, context.nic.limits())?;
+                uc.modify(&change, pair.uc_peer(context, attr, mask)?)?;
+                pair.store(attr, mask);
+                if mask & IBV_QP_STATE != 0 {
+                    (*qp).state = attr.qp_state;
+                }
+                return Ok(());
+            }
         };
         let to = if mask & IBV_QP_STATE == 0 { None } else { Some(modify::state(attr.qp_state)?) };
         let from = bringup::start_state(actual, now.requested, to);
@@ -187,7 +197,7 @@ entry! {
         let kept = *pair.stored.lock();
         let state = match &pair.qp {
             QueuePair::Rc(_) => bringup::shown_state(now.state, now.requested) as ibv_qp_state,
-            QueuePair::Ud(_) | QueuePair::Rd(_) => now.state as ibv_qp_state,
+            QueuePair::Ud(_) | QueuePair::Rd(_) | QueuePair::Uc(_) => now.state as ibv_qp_state,
         };
         let mut out: ibv_qp_attr = zeroed();
         out.qp_state = state;
@@ -225,7 +235,7 @@ entry! {
         out.sq_sig_all = now.sq_sig_all.into();
         *init = out;
         // A program that moves the queue pair itself has not requested RTS yet.
-        if state != IBV_QPS_RTS || matches!(pair.qp, QueuePair::Ud(_) | QueuePair::Rd(_)) {
+        if state != IBV_QPS_RTS || !matches!(pair.qp, QueuePair::Rc(_)) {
             (*qp).state = state;
         }
         Ok(())
@@ -296,7 +306,7 @@ impl CQp {
     pub fn ud(&self) -> Result<&Arc<UdQp>, Failure> {
         match &self.qp {
             QueuePair::Ud(ud) => Ok(ud),
-            QueuePair::Rc(_) | QueuePair::Rd(_) => {
+            QueuePair::Rc(_) | QueuePair::Rd(_) | QueuePair::Uc(_) => {
                 Err(Failure::invalid("only a datagram queue pair can be a member of a group"))
             }
         }
@@ -309,7 +319,17 @@ impl CQp {
             QueuePair::Ud(_) | QueuePair::Rd(_) => {
                 Err(Failure::invalid("a datagram queue pair has no connection"))
             }
+            QueuePair::Uc(_) => Err(Failure::unsupported("UC queue pairs by rdma_cm")),
         }
+    }
+
+    /// The host of the peer that an address vector names, if it is among the attributes.
+    fn uc_peer(&self, context: &Context, attr: &ibv_qp_attr, mask: u32) -> Result<Option<Endpoint>, Failure> {
+        if mask & IBV_QP_AV == 0 {
+            return Ok(None);
+        }
+        let path = path::of(&attr.ah_attr, context.device.port()).inspect_err(path::explain)?;
+        Ok(Some(Endpoint { to: path.peer, from: Some(path.local.ip()), marks: (0, 0) }))
     }
 
     fn store(&self, attr: &ibv_qp_attr, mask: u32) {

@@ -32,6 +32,10 @@ pub const SUPPORTED: u64 = (IBV_QP_EX_WITH_RDMA_WRITE
     | IBV_QP_EX_WITH_BIND_MW
     | IBV_QP_EX_WITH_SEND_WITH_INV) as u64;
 
+/// As [`SUPPORTED`], for a queue pair of an unreliable connection.
+pub const SUPPORTED_UC: u64 =
+    SUPPORTED_UD | (IBV_QP_EX_WITH_RDMA_WRITE | IBV_QP_EX_WITH_RDMA_WRITE_WITH_IMM) as u64;
+
 /// As [`SUPPORTED`], for a datagram queue pair.
 pub const SUPPORTED_UD: u64 = (IBV_QP_EX_WITH_SEND | IBV_QP_EX_WITH_SEND_WITH_IMM) as u64;
 
@@ -105,7 +109,7 @@ pub unsafe fn set_job_key(qp: *mut ibv_qp_ex, job_key: u64) -> Result<(), Failur
 pub unsafe fn begin_record(qp: *mut ibv_qp_ex, stag: u32, to: u64, imm: [u8; 4]) -> Result<(), Failure> {
     // SAFETY: the caller's promise.
     unsafe {
-        if matches!(look::<CQp>(qp.cast())?.qp, QueuePair::Rc(_)) {
+        if matches!(look::<CQp>(qp.cast())?.qp, QueuePair::Rc(_) | QueuePair::Uc(_)) {
             batch(qp)?.building().fail(Failure::invalid("records are of datagram queue pairs only"));
         }
         begin(qp, SendOp::WriteRecord { stag, to, imm })
@@ -263,6 +267,7 @@ fn post(pair: &CQp, building: &mut Building) -> Result<(), Failure> {
         QueuePair::Rc(qp) => qp.post_send_together(building.finish()?)?,
         QueuePair::Ud(qp) => qp.post_send_together(building.finish_datagrams()?)?,
         QueuePair::Rd(qp) => qp.post_send_together(building.finish_datagrams()?)?,
+        QueuePair::Uc(qp) => qp.post_send_together(building.finish()?)?,
     }
     Ok(())
 }

@@ -84,7 +84,7 @@ unsafe fn queue_pair(c: *mut rdma_cm_id, param: *const rdma_conn_param) -> Resul
             param.as_ref().ok_or_else(|| Failure::invalid("neither queue pair nor conn_param"))?.qp_num;
         let found = match Nic::get().and_then(|nic| nic.queue_pair(number)) {
             Some(QueuePair::Rc(qp)) => Some(Pair::ByNumber(qp)),
-            Some(QueuePair::Ud(_) | QueuePair::Rd(_)) => Some(Pair::StandIn),
+            Some(QueuePair::Ud(_) | QueuePair::Rd(_) | QueuePair::Uc(_)) => Some(Pair::StandIn),
             None => None,
         };
         found.ok_or_else(|| Failure::invalid("no queue pair has the number in conn_param"))

@@ -115,6 +115,11 @@ pub unsafe fn create(c: *mut rdma_cm_id, attr: &mut ibv_qp_init_attr_ex) -> Resu
         if attr.qp_type != (*c).qp_type {
             return Err(Failure::invalid("the id's port space has queue pairs of another type"));
         }
+        if attr.qp_type == IBV_QPT_UC {
+            // TODO(docs/limits.md): the handshake of rdma_cm has a stream, and an unreliable connection has
+            // none: what the two ends would exchange there is number, PSN and address.
+            return Err(Failure::unsupported("UC queue pairs by rdma_cm"));
+        }
         let differs =
             |ours: *mut ibv_cq, given: *mut ibv_cq| !ours.is_null() && !given.is_null() && ours != given;
         if differs((*c).recv_cq, attr.recv_cq) || differs((*c).send_cq, attr.send_cq) {
@@ -151,7 +156,9 @@ pub unsafe fn create(c: *mut rdma_cm_id, attr: &mut ibv_qp_init_attr_ex) -> Resu
                 (*qp).state = IBV_QPS_INIT;
             }
             // No type that rdma_create_qp takes makes one.
-            QueuePair::Rd(_) => return Err(Failure::unsupported("reliable datagrams have no id")),
+            QueuePair::Rd(_) | QueuePair::Uc(_) => {
+                return Err(Failure::unsupported("queue pairs of this type have no id"));
+            }
             // It has no stream to wait for (librdmacm's ucma_init_ud_qp).
             QueuePair::Ud(ud) => {
                 for state in [QpState::Init, QpState::Rtr, QpState::Rts] {

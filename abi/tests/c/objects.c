@@ -118,7 +118,7 @@ static void queues(struct ibv_context *context)
 	attr.cap.max_send_wr = 1 << 30;
 	REFUSED(ibv_create_qp(pd, &attr), EINVAL);
 	attr = rc(cq);
-	attr.qp_type = IBV_QPT_UC;
+	attr.qp_type = IBV_QPT_XRC_SEND;
 	REFUSED(ibv_create_qp(pd, &attr), EOPNOTSUPP);
 	attr.qp_type = 77;
 	REFUSED(ibv_create_qp(pd, &attr), EINVAL);

@@ -23,6 +23,7 @@ use super::sandboxes;
 use super::sockets;
 use super::tools;
 use super::ucx;
+use super::unreliable;
 use super::verbs;
 use super::versions;
 use super::{AS_IB, AS_IWARP, AS_STRANGERS, CRC_OFF, Case, IWARP, ROCE, Run, SPINNING};
@@ -137,6 +138,7 @@ pub fn cases() -> Vec<Case> {
         mpi_applications::cases(),
         datagrams::cases(),
         reliable::cases(),
+        unreliable::cases(),
         rsockets::cases(),
         sockets::cases(),
         verbs::cases(),

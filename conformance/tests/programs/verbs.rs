@@ -27,7 +27,6 @@ pub fn cases() -> Vec<Case> {
             at: &[Loopback4],
             run: Custom(pyverbs),
         },
-        refusal("ibv_uc_pingpong", "-g 0", |w, p| w.refuses("ibv_uc_pingpong -g 0", "Couldn't create QP", p)),
         refusal("ibv_xsrq_pingpong", "-g 0", |w, p| {
             w.refuses("ibv_xsrq_pingpong -g 0", "Couldn't Open the XRC Domain 95", p)
         }),

@@ -190,7 +190,7 @@ impl Owner {
     fn find(&self, qpn: u32) -> Option<Arc<Qp>> {
         match self.nic.queue_pair(qpn)? {
             QueuePair::Rc(qp) => Some(qp),
-            QueuePair::Ud(_) | QueuePair::Rd(_) => None,
+            QueuePair::Ud(_) | QueuePair::Rd(_) | QueuePair::Uc(_) => None,
         }
     }
 

@@ -96,7 +96,7 @@ pub use pair::QueuePair;
 pub use proofs::ProofObserver;
 pub use qp::{Qp, StreamNumber};
 pub use raised::Look;
-pub use rd::RdQp;
+pub use rd::{RdQp, UcQp};
 pub use source::{Interest, Readiness, Source, Token};
 pub use srq::Srq;
 pub use ud::UdQp;

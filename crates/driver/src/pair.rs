@@ -5,7 +5,7 @@ use std::sync::{Arc, Weak};
 use uwarp_rnic::qp::QpAttr;
 
 use crate::qp::Qp;
-use crate::rd::RdQp;
+use crate::rd::{RdQp, UcQp};
 use crate::ud::UdQp;
 
 /// A queue pair, by its service.
@@ -17,6 +17,8 @@ pub enum QueuePair {
     Ud(Arc<UdQp>),
     /// Reliable datagrams over UDP.
     Rd(Arc<RdQp>),
+    /// Unreliable connection, over UDP.
+    Uc(Arc<UcQp>),
 }
 
 impl QueuePair {
@@ -26,6 +28,7 @@ impl QueuePair {
             Self::Rc(qp) => qp.qpn(),
             Self::Ud(qp) => qp.qpn(),
             Self::Rd(qp) => qp.qpn(),
+            Self::Uc(qp) => qp.qpn(),
         }
     }
 
@@ -35,15 +38,17 @@ impl QueuePair {
             Self::Rc(qp) => qp.query(),
             Self::Ud(qp) => qp.query(),
             Self::Rd(qp) => qp.query(),
+            Self::Uc(qp) => qp.query(),
         }
     }
 
-    /// Destroys it; see [`Qp::destroy`], [`UdQp::destroy`] and [`RdQp::destroy`].
+    /// Destroys it; see [`Qp::destroy`], [`UdQp::destroy`], [`RdQp::destroy`] and [`UcQp::destroy`].
     pub fn destroy(&self) {
         match self {
             Self::Rc(qp) => qp.destroy(),
             Self::Ud(qp) => qp.destroy(),
             Self::Rd(qp) => qp.destroy(),
+            Self::Uc(qp) => qp.destroy(),
         }
     }
 
@@ -52,6 +57,7 @@ impl QueuePair {
             Self::Rc(qp) => WeakQueuePair::Rc(Arc::downgrade(qp)),
             Self::Ud(qp) => WeakQueuePair::Ud(Arc::downgrade(qp)),
             Self::Rd(qp) => WeakQueuePair::Rd(Arc::downgrade(qp)),
+            Self::Uc(qp) => WeakQueuePair::Uc(Arc::downgrade(qp)),
         }
     }
 }
@@ -62,6 +68,7 @@ pub(crate) enum WeakQueuePair {
     Rc(Weak<Qp>),
     Ud(Weak<UdQp>),
     Rd(Weak<RdQp>),
+    Uc(Weak<UcQp>),
 }
 
 impl WeakQueuePair {
@@ -70,6 +77,7 @@ impl WeakQueuePair {
             Self::Rc(qp) => qp.upgrade().map(QueuePair::Rc),
             Self::Ud(qp) => qp.upgrade().map(QueuePair::Ud),
             Self::Rd(qp) => qp.upgrade().map(QueuePair::Rd),
+            Self::Uc(qp) => qp.upgrade().map(QueuePair::Uc),
         }
     }
 }

@@ -23,8 +23,11 @@ mod itself;
 mod penalty;
 #[path = "rd/queue_pair.rs"]
 mod queue_pair;
+#[path = "rd/unrepeated.rs"]
+mod unrepeated;
 
 pub use queue_pair::RdQp;
+pub use unrepeated::UcQp;
 
 use std::collections::VecDeque;
 use std::net::SocketAddr;
@@ -51,6 +54,7 @@ use crate::ud::{AwaitsRoom, DatagramPort};
 use answers::{Answers, PeerAnswer};
 use itself::ToItself;
 use penalty::Penalties;
+use unrepeated::Unrepeated;
 
 /// The socket's count of lost datagrams is looked at this often, while some come.
 const DROPS_EVERY: Duration = Duration::from_millis(1);
@@ -75,6 +79,8 @@ enum Owner {
     Request { qp: Weak<RdQp>, request: u64 },
     /// The answer to a request of a peer.
     Answer(Arc<PeerAnswer>),
+    /// A request of a queue pair whose messages are not repeated.
+    Unrepeated { qp: Weak<UcQp>, request: u64 },
 }
 
 impl Owner {
@@ -85,6 +91,9 @@ impl Owner {
                 qp.upgrade().is_some_and(|qp| qp.inner.lock().fill(*request, offset, len, out))
             }
             Self::Answer(answer) => answer.fill(offset, len, out),
+            Self::Unrepeated { qp, request } => {
+                qp.upgrade().is_some_and(|qp| qp.inner.lock().fill(*request, offset, len, out))
+            }
         }
     }
 
@@ -92,6 +101,7 @@ impl Owner {
         match self {
             Self::Request { qp, .. } => qp.ptr_eq(own),
             Self::Answer(answer) => answer.qp.ptr_eq(own),
+            Self::Unrepeated { .. } => false,
         }
     }
 }
@@ -121,6 +131,7 @@ struct Turn {
     /// Messages that their queue pairs have given up.
     withdrawn: Vec<Ticket>,
     qps: FxHashMap<u32, Weak<RdQp>>,
+    unrepeated: Unrepeated,
     arrivals: Vec<rd::Arrival>,
     packet: PacketBuf,
     outbox: Outbox,
@@ -190,6 +201,7 @@ impl Exchanges {
                     waiting: Vec::new(),
                     withdrawn: Vec::new(),
                     qps: FxHashMap::default(),
+                    unrepeated: Unrepeated::default(),
                     arrivals: Vec::new(),
                     packet: PacketBuf::new(),
                     outbox: Outbox::default(),
@@ -307,6 +319,7 @@ impl Exchanges {
         }
         turn.act(now);
         turn.run_own(now);
+        turn.run_own_unrepeated(now);
         turn.act(now);
         self.transmit(turn, now);
         turn.leave(now);
@@ -326,7 +339,8 @@ impl Exchanges {
     /// polls, that does what is due, and the alarm is for the case that it stops.
     /// `latest`: something waits that the machine names no time for.
     fn set_alarm(&self, turn: &mut Turn, now: &Now, latest: Option<Instant>) {
-        let due = [turn.machine.poll_timeout(), turn.to_itself.timeout(), latest];
+        let (own, unrepeated) = (turn.to_itself.timeout(), turn.unrepeated.timeout());
+        let due = [turn.machine.poll_timeout(), own, unrepeated, latest];
         let due = due.into_iter().flatten().min();
         let Some(port) = self.port.upgrade() else { return };
         let engine = port.engine();
@@ -444,6 +458,10 @@ impl Turn {
     fn place(&mut self, now: &Now, datagram: &[u8]) {
         while !self.arrivals.is_empty() {
             for arrival in std::mem::take(&mut self.arrivals) {
+                if arrival.unrepeated {
+                    self.place_unrepeated(now, &arrival, datagram);
+                    continue;
+                }
                 let placed = self.place_one(now, &arrival, datagram);
                 self.machine.on_placed(now, &arrival, placed, &mut self.arrivals);
             }
@@ -463,6 +481,9 @@ impl Turn {
         let (qp, request) = match owner {
             Owner::Request { qp, request } => (qp, *request),
             Owner::Answer(answer) => return self.answer_ended(answer),
+            Owner::Unrepeated { qp, request } => {
+                return self.finished_unrepeated(qp, *request, outcome.is_ok());
+            }
         };
         if let Some(qp) = qp.upgrade() {
             let waits = self.call(&qp, |core| {
@@ -594,6 +615,7 @@ impl Turn {
                     }
                 }
                 Some(Owner::Answer(answer)) => self.answer_instead(now, &answer),
+                Some(Owner::Unrepeated { qp, request }) => self.fail_unrepeated(&qp, request),
                 None => {}
             }
             self.act(now);
@@ -605,6 +627,10 @@ impl Turn {
         }
         let to = udp::Route { to: route.remote, from: Some(route.local.ip()) };
         self.outbox.packets.push_back((to, packet.len()));
+        if self.machine.has_actions() {
+            // Messages that are not repeated have left with it.
+            self.act(now);
+        }
         true
     }
 
@@ -644,7 +670,9 @@ impl Turn {
             self.machine.close(now);
             self.leaving = Leaving::Closing;
         }
-        if self.leaving == Leaving::Closing && self.machine.is_closed() {
+        // What has left by its completion may wait for room in the socket.
+        let is_sent = self.outbox.packets.is_empty();
+        if self.leaving == Leaving::Closing && self.machine.is_closed() && is_sent {
             self.leaving = Leaving::Gone;
             linger::stream_given_up();
         }

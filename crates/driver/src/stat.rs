@@ -104,11 +104,19 @@ impl Line {
                 let (state, now, drops) = qp.look_at();
                 ("RD", state, None, now, ([None, None], None, None), Some(drops))
             }
+            QueuePair::Uc(qp) => {
+                let (attr, peer, now, drops) = qp.look_at();
+                let peer_qpn = Some(attr.dest_qp_num).filter(|number| *number != 0);
+                let port = uwarp_rnic::ah::port_of(qp.qpn());
+                let local = peer.and_then(|peer| peer.from).map(|from| SocketAddr::new(from, port));
+                let carried = ([local, peer.map(|peer| peer.to)], None, None);
+                ("UC", attr.state, peer_qpn, now, carried, Some(drops))
+            }
         };
         let [local, peer] = addresses.map(|address| address.map(plain));
         let (link, why_tcp) = (link.map(|link| link.to_string()), why_tcp.map(|why| why.to_string()));
         let peers = match qp {
-            QueuePair::Rc(_) | QueuePair::Rd(_) => Vec::new(),
+            QueuePair::Rc(_) | QueuePair::Rd(_) | QueuePair::Uc(_) => Vec::new(),
             QueuePair::Ud(qp) => qp.carried(),
         };
         let (qpn, state) = (qp.qpn(), name(state));

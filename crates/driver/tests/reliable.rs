@@ -137,6 +137,7 @@ impl Peer {
             len: u32::try_from(bytes.len()).unwrap(),
             ordered: false,
             rnr_retry: 7,
+            unrepeated: false,
         };
         let ticket = self.machine.post(&Now::unread(), route, message).unwrap();
         self.sent.insert(ticket, bytes);

@@ -68,6 +68,7 @@ impl Pair {
             len,
             ordered,
             rnr_retry: 7,
+            unrepeated: false,
         };
         let ticket = process.rd.post(&now, process.route, message).expect("there is room");
         self.pump(from);

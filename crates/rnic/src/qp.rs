@@ -1,7 +1,7 @@
 //! Queue pairs: what they have in common, and their services.
 //!
 //! Every service is a machine without sockets: [`RcCore`] (reliable connection), [`UdCore`] (unreliable
-//! datagrams) and [`RdCore`] (reliable datagrams). What does not depend on the service is in `shell`, which
+//! datagrams), [`RdCore`] (reliable datagrams) and [`UcCore`] (unreliable connection). What does not depend on the service is in `shell`, which
 //! each core owns. The owner of a core knows its service, so the data path looks nothing up.
 //! `uwarp_driver::QueuePair` is a queue pair of any service.
 
@@ -15,6 +15,7 @@ mod rights;
 mod rnr;
 mod shell;
 mod state;
+mod uc;
 mod ud;
 
 pub use attr::{QpAttr, QpCaps, QpInit, QpModify};
@@ -29,6 +30,7 @@ pub use records::{MOST_RANGES, MOST_RECORDS, Record};
 pub use rights::Source;
 pub use rnr::rnr_limit;
 pub use state::QpState;
+pub use uc::{UcCore, UcMessage};
 pub use ud::{MAX_PAYLOAD as MAX_DATAGRAM, MOST_PAYLOAD as MOST_DATAGRAM, PeerError, UdCore};
 
 pub use crate::queues::MAX_MESSAGE;

@@ -214,6 +214,7 @@ impl Sender {
                 len: message,
                 ordered: false,
                 rnr_retry: 7,
+                unrepeated: false,
             };
             let route = Route { local: self.at, remote: receiver_at() };
             self.rd.post(&Now::at(instant(now)), route, message).expect("there is room");

@@ -326,6 +326,7 @@ impl RdStream {
                 len: MESSAGE,
                 ordered: false,
                 rnr_retry: 7,
+                unrepeated: false,
             };
             self.sender.post(&Now::at(instant(now)), self.route, message).expect("there is room");
         }

@@ -103,6 +103,7 @@ impl Turn {
                 len: answer.answer.len(),
                 ordered: false,
                 rnr_retry: RETRY_FOREVER,
+                unrepeated: false,
             };
             let route = answer.route;
             let answer = Arc::new(answer);

@@ -207,7 +207,7 @@ impl RdQp {
         drop(core);
         turn.withdraw_own(&now, &self.me, self.qpn());
         turn.machine.refuse_all(&now, self.qpn(), Reason::Aborted);
-        if turn.qps.values().all(|qp| qp.strong_count() == 0) {
+        if turn.is_deserted() {
             turn.port = Some(Arc::clone(&self.port));
         }
         self.exchanges.end(turn, &now);

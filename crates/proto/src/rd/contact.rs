@@ -238,6 +238,9 @@ impl Rd {
 
     /// The owner has placed a segment, or not. May add further ones to `arrivals`: what was held until now.
     pub fn on_placed(&mut self, now: &Now, arrival: &Arrival, placed: Placed, arrivals: &mut Vec<Arrival>) {
+        if arrival.unrepeated {
+            return;
+        }
         let now = now.get();
         let Some(id) = self.peers.find(arrival.route) else { return };
         let exchange = self.peers.get_mut(id).and_then(|peer| peer.exchange.as_mut());
@@ -305,6 +308,12 @@ impl Rd {
             self.given = 0;
         }
         action
+    }
+
+    /// Whether [`Self::poll_action`] has something.
+    #[inline]
+    pub fn has_actions(&self) -> bool {
+        self.given < self.actions.len()
     }
 
     /// When [`Self::handle_timeout`] must be called.
@@ -760,6 +769,7 @@ impl Rd {
         if let Some(exchange) = &mut peer.exchange
             && exchange.poll_transmit(now, &self.config, credit, out).is_some()
         {
+            exchange.unrepeated.report(&mut self.actions);
             return Some(route);
         }
         let attempt = peer.attempt.as_mut()?;

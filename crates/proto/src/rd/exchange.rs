@@ -18,6 +18,7 @@ use super::received::{self, PACKET_RANGES, Received};
 use super::recovery::{Content, Contents, News, Recovery};
 use super::room::charge;
 use super::rtt::Rtt;
+use super::unrepeated::Unrepeated;
 
 /// Without a packet for this long, an exchange rests.
 const REST: Duration = Duration::from_secs(30);
@@ -118,7 +119,8 @@ pub(super) struct Exchange {
     /// Charge that the peer lets be in flight.
     credit: u64,
     received: Received,
-    outgoing: OutgoingMessages,
+    pub(super) outgoing: OutgoingMessages,
+    pub(super) unrepeated: Unrepeated,
     incoming: IncomingMessages,
     /// Queue pairs for which the peer was refused, and receives that they have now: to say yet.
     ready: SmallVec<[(u32, u8); 1]>,
@@ -159,6 +161,7 @@ impl Exchange {
             credit: start.credit,
             received: Received::default(),
             outgoing: OutgoingMessages::new(start.most_requests),
+            unrepeated: Unrepeated::default(),
             incoming: IncomingMessages::new(start.id),
             ready: SmallVec::new(),
             probes: 0,
@@ -199,7 +202,11 @@ impl Exchange {
     }
 
     pub(super) fn post(&mut self, now: Instant, ticket: Ticket, message: Outgoing) {
-        self.outgoing.post(ticket, message);
+        if message.unrepeated {
+            self.post_unrepeated(now, ticket, message);
+        } else {
+            self.outgoing.post(ticket, message);
+        }
         self.waiting_since.get_or_insert(now);
     }
 
@@ -211,7 +218,10 @@ impl Exchange {
         actions: &mut Vec<Action>,
     ) -> Option<Outgoing> {
         let mut finished = Finished::new();
-        let message = self.outgoing.withdraw(ticket, &mut finished);
+        let message = self
+            .outgoing
+            .withdraw(ticket, &mut finished)
+            .or_else(|| self.unrepeated.withdraw(ticket, &mut finished));
         report(finished, actions);
         self.note_waiting(now);
         message
@@ -228,7 +238,7 @@ impl Exchange {
 
     /// An Open that was never sent, and has nothing to say any more.
     pub(super) fn is_idle_opening(&self) -> bool {
-        self.phase == Phase::Opening && self.outgoing.is_empty() && self.recovery.next_number() == 1
+        self.phase == Phase::Opening && self.has_nothing() && self.recovery.next_number() == 1
     }
 
     pub(super) fn held_bytes(&self) -> usize {
@@ -501,13 +511,13 @@ impl Exchange {
 
     /// The window is open, but the next packet must wait.
     fn paced_until(&self, config: &Config) -> Option<Instant> {
-        let is_open = self.has_room(config, 0) && self.outgoing.is_sendable();
+        let is_open = self.has_room(config, 0) && self.is_sendable();
         self.pacer.next().filter(|_| is_open && self.phase != Phase::Resting)
     }
 
     /// All packets are acknowledged, and a message has not ended.
     fn ping_at(&self) -> Option<Instant> {
-        let is_idle = !self.recovery.is_waiting() && !self.outgoing.is_sendable() && self.probes == 0;
+        let is_idle = !self.recovery.is_waiting() && !self.is_sendable() && self.probes == 0;
         let is_waiting = is_idle && self.outgoing.awaits_news() && self.outgoing.next_abandon().is_none();
         let last = self.recovery.last_eliciting().filter(|_| is_waiting)?;
         Some(last + self.recovery.rtt.probe_delay(self.pings))
@@ -524,7 +534,7 @@ impl Exchange {
 
     /// Keeps `waiting_since` true.
     fn note_waiting(&mut self, now: Instant) {
-        let owes = !self.outgoing.is_empty() || self.recovery.is_waiting() || self.probes > 0;
+        let owes = !self.has_nothing() || self.recovery.is_waiting() || self.probes > 0;
         if !owes {
             self.waiting_since = None;
         } else if self.waiting_since.is_none() {
@@ -589,7 +599,8 @@ impl Exchange {
     /// The exchange ends. Returns what was queued and may go to another one.
     pub(super) fn end(&mut self, failure: Failure, actions: &mut Vec<Action>) -> Vec<(Ticket, Outgoing)> {
         let mut finished = Finished::new();
-        let queued = self.outgoing.end(failure, &mut finished);
+        let mut queued = self.outgoing.end(failure, &mut finished);
+        self.unrepeated.end(failure, &mut finished, &mut queued);
         report(finished, actions);
         self.incoming.give_everything_back(actions);
         queued
@@ -598,7 +609,8 @@ impl Exchange {
     /// All messages, those in Opens too: the peer has ignored them in words.
     pub(super) fn take_all(&mut self, actions: &mut Vec<Action>) -> Vec<(Ticket, Outgoing)> {
         let mut finished = Finished::new();
-        let messages = self.outgoing.take_all(&mut finished);
+        let mut messages = self.outgoing.take_all(&mut finished);
+        self.unrepeated.end(Failure::Restarted, &mut finished, &mut messages);
         report(finished, actions);
         messages
     }
@@ -641,7 +653,7 @@ impl Exchange {
         let has_abandon = self.outgoing.next_abandon().is_some();
         let is_resting = self.phase == Phase::Resting;
         let is_bare = std::mem::take(&mut self.is_bare) && self.probes > 0;
-        let wants_data = may_send && !is_resting && !is_bare && (has_abandon || self.outgoing.is_sendable());
+        let wants_data = may_send && !is_resting && !is_bare && (has_abandon || self.is_sendable());
         if is_resting {
             // The peer waits no more, or asks before it does.
             self.ready.clear();
@@ -674,7 +686,7 @@ impl Exchange {
             self.pacer.on_sent(now, &self.congestion, longest);
         }
         let is_full = !self.has_room(config, out.packet_len());
-        let is_last = !self.outgoing.is_sendable() || is_full || self.pacer.due(now).is_some();
+        let is_last = !self.is_sendable() || is_full || self.pacer.due(now).is_some();
         if is_last {
             out.ask_for_ack();
         }
@@ -747,7 +759,7 @@ impl Exchange {
         let mut alone = true;
         while let Some(room) = longest.checked_sub(out.packet_len()).filter(|room| *room > 0) {
             let alone_here = std::mem::replace(&mut alone, false);
-            let Some(part) = self.outgoing.next_part(packet, room, alone_here) else { break };
+            let Some(part) = self.next_part(packet, room, alone_here) else { break };
             let payload = Payload {
                 ticket: part.ticket,
                 offset: part.segment.head.offset,
@@ -756,9 +768,9 @@ impl Exchange {
                 again: part.again,
             };
             out.put_segment(&part.segment, payload);
-            contents.push(part.content);
+            contents.extend(part.content);
         }
-        contents.len() > before
+        contents.len() > before || out.has_segments()
     }
 
     fn transmit_close(&mut self, now: Instant, out: &mut PacketBuf) -> Option<()> {

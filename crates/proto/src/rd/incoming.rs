@@ -107,7 +107,7 @@ pub(super) enum Taken {
 /// The receiver's side of messages.
 #[derive(Debug)]
 pub(super) struct IncomingMessages {
-    exchange: u64,
+    pub(super) exchange: u64,
     /// All below have ended.
     floor: u64,
     /// Above the floor.
@@ -128,6 +128,8 @@ pub(super) struct IncomingMessages {
     ended_from: u64,
     /// Something has changed that the peer waits for.
     pub(super) has_news: bool,
+    /// The largest number of a message that is not repeated.
+    pub(super) unrepeated: u64,
 }
 
 impl IncomingMessages {
@@ -146,6 +148,7 @@ impl IncomingMessages {
             opinions_from: 0,
             ended_from: 0,
             has_news: false,
+            unrepeated: 0,
         }
     }
 
@@ -174,14 +177,18 @@ impl IncomingMessages {
         arrivals: &mut Vec<Arrival>,
     ) -> Taken {
         let head = &segment.head;
+        if head.not_repeated {
+            self.pass_on(route, packet, segment, at, arrivals);
+            return Taken::Yes;
+        }
         let number = expand(head.message, self.floor);
         if self.has_ended(number) {
             // A copy. Its sender may have missed the news.
             self.has_news = true;
             return Taken::Yes;
         }
-        // Flags U and N need what later steps of docs/rd.md section 8 bring; no peer sends them to us.
-        if number >= self.floor + WINDOW || head.idempotent || head.not_repeated {
+        // Flag U needs what later steps of docs/rd.md section 8 bring; no peer sends it to us.
+        if number >= self.floor + WINDOW || head.idempotent {
             return Taken::No;
         }
         let held = self.held.get(&(number, head.offset)).map(|held| held.payload.len());
@@ -305,6 +312,7 @@ impl IncomingMessages {
             offset,
             message_len: record.len,
             bytes,
+            unrepeated: false,
             packet,
             len: u32::try_from(len).unwrap_or(u32::MAX),
         });

@@ -89,6 +89,9 @@ pub struct Outgoing {
     pub ordered: bool,
     /// How often it may find no receive before it fails; 7: without limit, as in InfiniBand.
     pub rnr_retry: u8,
+    /// It is sent once, and nobody hears what became of it (flag N). It ends with `Ok` as soon as its last
+    /// packet was made, in the order of the posts. Then it has no order and no retries.
+    pub unrepeated: bool,
 }
 
 /// Names a posted message until it has ended. Never used twice in a process.
@@ -131,7 +134,8 @@ pub enum Action {
     Finished {
         /// Which.
         ticket: Ticket,
-        /// `Ok`: it is Done. Never of a message with an answer, whose success is that answer.
+        /// `Ok`: it is Done, or has left if it is not repeated. Never of a message with an answer, whose
+        /// success is that answer.
         outcome: Result<(), Failure>,
     },
     /// A message has arrived whole, and it is its turn: complete its receive, if it took one.
@@ -190,6 +194,10 @@ pub struct Arrival {
     pub message_len: u32,
     /// The payload.
     pub bytes: Bytes,
+    /// Its sender does not repeat it. The machine knows nothing more of its message: segments may be missing
+    /// or come twice, and what the owner answers changes nothing. Numbers of such messages are a count of
+    /// their own, which rises in the order of the posts.
+    pub unrepeated: bool,
     /// What the owner returns without looking at it.
     pub(super) packet: u64,
     pub(super) len: u32,

@@ -99,7 +99,8 @@ pub(super) struct Part {
     pub(super) ticket: Ticket,
     pub(super) len: u32,
     pub(super) again: bool,
-    pub(super) content: Content,
+    /// What is to be done again if it is lost.
+    pub(super) content: Option<Content>,
 }
 
 #[derive(Debug)]
@@ -267,7 +268,7 @@ impl OutgoingMessages {
             ticket: record.ticket,
             len,
             again,
-            content: Content::Segment { message: number, attempt: record.attempt, start, end },
+            content: Some(Content::Segment { message: number, attempt: record.attempt, start, end }),
         };
         if record.next == 0 {
             record.since = packet;

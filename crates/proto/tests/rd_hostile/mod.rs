@@ -42,6 +42,7 @@ impl Victim {
             len,
             ordered,
             rnr_retry: (len % 8) as u8,
+            unrepeated: len % 8 == 5,
         };
         let ticket = self.rd.post(&self.at(), self.route, message).expect("there is room");
         self.open.insert(ticket);

@@ -137,6 +137,8 @@ pub struct Drops {
     pub access: u64,
     /// Segments of Write-Records that found no room for a record, or for one more range of it.
     pub no_record: u64,
+    /// Messages of an unreliable connection of which a part did not come.
+    pub incomplete: u64,
 }
 
 impl Drops {
@@ -165,6 +167,7 @@ impl std::ops::AddAssign for Drops {
         self.by_peer += other.by_peer;
         self.access += other.access;
         self.no_record += other.no_record;
+        self.incomplete += other.incomplete;
     }
 }
 

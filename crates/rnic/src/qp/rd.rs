@@ -338,6 +338,7 @@ impl RdCore {
                 len: work.message_len(),
                 ordered: self.how.ordered,
                 rnr_retry: self.shell.attr.rnr_retry,
+                unrepeated: false,
             };
             return Some(RdMessage { request, endpoint: work.endpoint, message });
         }

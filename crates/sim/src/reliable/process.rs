@@ -190,6 +190,7 @@ impl Process {
             len: key.len,
             ordered: key.is_ordered,
             rnr_retry,
+            unrepeated: false,
         };
         let route = Route { local: self.at, remote };
         let ticket = self.rd.post(&Now::at(instant(now)), route, message).expect("there is room");
@@ -281,6 +282,7 @@ impl Process {
                 len: (number % 5000) as u32,
                 ordered: false,
                 rnr_retry: 7,
+                unrepeated: false,
             };
             // (None, if the process is leaving.)
             self.answers.extend(self.rd.post(&at, route, message));

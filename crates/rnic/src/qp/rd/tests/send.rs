@@ -271,6 +271,7 @@ fn a_message_says_what_its_work_request_and_its_queue_pair_say() {
         len: 8,
         ordered: true,
         rnr_retry: 5,
+        unrepeated: false,
     };
     let sent = a.next();
     assert_eq!((sent.message, sent.endpoint), (message, ah.endpoint(0x4321)));
