@@ -65,7 +65,7 @@ impl Unrepeated {
         actions.extend(self.left.drain(..).map(|ticket| Action::Finished { ticket, outcome: Ok(()) }));
     }
 
-    /// The next segment of at most `room` bytes, cut only for a packet of its own, as those that are repeated.
+    /// The next segment of at most `room` bytes, cut only for a packet of its own, as that of another kind.
     fn next_part(&mut self, room: usize, alone: bool) -> Option<Part> {
         let (ticket, message) = self.queue.front()?;
         let (number, start) = (self.number + u64::from(self.at.is_none()), self.at.unwrap_or(0));
