@@ -41,8 +41,16 @@ const OTHER_NAMES: [(&str, &str); 21] = [
 ];
 
 /// Names of rows whose program is in no package.
-const OWN_NAMES: [&str; 7] =
-    ["asyncio", "NCCL", "make", "hello.c", "large_datagram.c", "rd_memory.c", "rd_pingpong.c"];
+const OWN_NAMES: [&str; 8] = [
+    "asyncio",
+    "NCCL",
+    "make",
+    "hello.c",
+    "large_datagram.c",
+    "rd_memory.c",
+    "rd_pingpong.c",
+    "unreliable_loss.c",
+];
 
 /// Headings of rows whose program is in no package of Debian's.
 const OWN: &str = "Programs of this tree";

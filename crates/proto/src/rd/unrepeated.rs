@@ -62,6 +62,9 @@ impl Unrepeated {
     /// Says which messages have left.
     #[inline]
     pub(super) fn report(&mut self, actions: &mut Vec<Action>) {
+        if self.left.is_empty() {
+            return;
+        }
         actions.extend(self.left.drain(..).map(|ticket| Action::Finished { ticket, outcome: Ok(()) }));
     }
 
