@@ -228,6 +228,49 @@ static void attributes(void)
 	end_close(&a);
 }
 
+/* The functions that build work requests one by one. */
+static void extended(void)
+{
+	struct ibv_qp_init_attr_ex init = {
+		.cap = { DEPTH, DEPTH, 2, 2, 64 }, .qp_type = IBV_QPT_UC, .comp_mask = IBV_QP_INIT_ATTR_PD | IBV_QP_INIT_ATTR_SEND_OPS_FLAGS,
+		.send_ops_flags = IBV_QP_EX_WITH_SEND_WITH_IMM | IBV_QP_EX_WITH_RDMA_WRITE | IBV_QP_EX_WITH_RDMA_READ,
+	};
+	struct ibv_qp_ex *ex;
+	struct end a, b;
+	struct ibv_wc wc;
+
+	open_device();
+	begin(&a, PSN_OF_A);
+	begin(&b, PSN_OF_B);
+	MUST(ibv_destroy_qp(a.qp) == 0);
+	init.pd = pd;
+	init.send_cq = a.scq;
+	init.recv_cq = a.rcq;
+	check_failed(!ibv_create_qp_ex(ctx, &init), EOPNOTSUPP, "with Reads");
+	init.send_ops_flags &= ~(uint64_t)IBV_QP_EX_WITH_RDMA_READ;
+	MUST(a.qp = ibv_create_qp_ex(ctx, &init));
+	MUST(ex = ibv_qp_to_qp_ex(a.qp));
+	up(&a, name_of(&b));
+	up(&b, name_of(&a));
+	receive(&b, 5, 0, 100);
+	fill(a.memory + ROOM, 200, 9);
+	ibv_wr_start(ex);
+	ex->wr_id = 1;
+	ex->wr_flags = IBV_SEND_SIGNALED;
+	ibv_wr_rdma_write(ex, b.mr->rkey, (uintptr_t)b.memory + 500);
+	ibv_wr_set_sge(ex, a.mr->lkey, (uintptr_t)a.memory + ROOM, 200);
+	ex->wr_id = 2;
+	ibv_wr_send_imm(ex, htonl(33));
+	ibv_wr_set_inline_data(ex, "inline", 6);
+	MUST(ibv_wr_complete(ex) == 0);
+	wc = poll_one(b.rcq);
+	check(wc.status == IBV_WC_SUCCESS && ntohl(wc.imm_data) == 33 && memcmp(b.memory, "inline", 6) == 0, "a Send", "?");
+	check(is_filled(b.memory + 500, 200, 9), "behind a Write", "?");
+	check(poll_one(a.scq).wr_id == 1 && poll_one(a.scq).wr_id == 2, "both have left", "?");
+	end_close(&a);
+	end_close(&b);
+}
+
 /* An RNIC has no such service. */
 static void as_rnic(void)
 {
@@ -635,7 +678,7 @@ static void attacked(void)
 int main(int argc, char **argv)
 {
 	static const struct group groups[] = {
-		{ "attributes", attributes }, { "as_rnic", as_rnic }, { "itself", itself }, { "shared_receives", shared_receives },
+		{ "attributes", attributes }, { "extended", extended }, { "as_rnic", as_rnic }, { "itself", itself }, { "shared_receives", shared_receives },
 		{ "processes", processes }, { "dropped", dropped }, { "errors", errors }, { "attacked", attacked },
 	};
 

@@ -186,11 +186,12 @@ fn tshark_reads_reliable_datagrams() {
     let datagrams: Vec<Udp> = reliable().into_values().collect();
     let fields = "-e _ws.col.Info -e diwarp.crc.status -e _ws.expert.message";
     let out = tshark("reliable", &datagrams, &format!("-T fields {fields}"));
-    // A.1, A.10, A.11, A.2 …
+    // A.1, A.10, A.11, A.12, A.2 …
     let expected = [
         "RD Hello 20001 -> 20000",
         "RD Unknown 20000 -> 20001",
         "RD Cross 20000 -> 20001",
+        "RD Packet 20001 -> 20000 pn=12 SEGMENT msg=9 Send len=2",
         "RD Challenge 20000 -> 20001",
         "RD Open 20001 -> 20000 pn=1 SEGMENT msg=1 Send len=12",
         "RD Packet 20000 -> 20001 pn=1 ACK 1 floor=2",
@@ -209,6 +210,7 @@ fn tshark_reads_reliable_datagrams() {
         ("A.3", &["Token: 0x0123456789abcdef", "Behind: 0", "Q_Key: 0x11111111", "Queue: Send (0)"]),
         ("A.5", &["Offset: 12", "Length of the message: 24", "Tagged offset: 0x000000000000700c"]),
         ("A.6", &["Blind (units of 4 us): 3", "Gap: 1 of messages", "Reason: receiver not ready (1)"]),
+        ("A.12", &["Q_Key: 0x00123456", "Queue: Send (0)"]),
     ] {
         let out = one(number);
         let shown: Vec<&str> = out.lines().map(str::trim).collect();

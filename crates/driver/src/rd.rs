@@ -310,10 +310,7 @@ impl Exchanges {
     }
 
     fn finish(&self, turn: &mut Turn, now: &Now) {
-        for ticket in std::mem::take(&mut turn.withdrawn) {
-            turn.machine.withdraw(now, ticket);
-            turn.owners.remove(&ticket);
-        }
+        turn.drop_withdrawn(now);
         if self.room.swap(false, Ordering::AcqRel) {
             turn.outbox.is_blocked = false;
         }
@@ -615,7 +612,11 @@ impl Turn {
                     }
                 }
                 Some(Owner::Answer(answer)) => self.answer_instead(now, &answer),
-                Some(Owner::Unrepeated { qp, request }) => self.fail_unrepeated(&qp, request),
+                Some(Owner::Unrepeated { qp, request }) => {
+                    self.fail_unrepeated(&qp, request);
+                    // Those behind it are flushed with it.
+                    self.drop_withdrawn(now);
+                }
                 None => {}
             }
             self.act(now);
@@ -662,6 +663,14 @@ impl Turn {
     /// What the queue pair has given up must not be sent any more.
     fn withdraw(&mut self, core: &mut RdCore) {
         self.withdrawn.extend(std::iter::from_fn(|| core.take_withdrawn()));
+    }
+
+    /// The machine sends nothing more of what queue pairs have given up.
+    fn drop_withdrawn(&mut self, now: &Now) {
+        for ticket in std::mem::take(&mut self.withdrawn) {
+            self.machine.withdraw(now, ticket);
+            self.owners.remove(&ticket);
+        }
     }
 
     /// Goes on with the exit of the process, if it exits.

@@ -1,8 +1,9 @@
 //! Queue pairs: what they have in common, and their services.
 //!
 //! Every service is a machine without sockets: [`RcCore`] (reliable connection), [`UdCore`] (unreliable
-//! datagrams), [`RdCore`] (reliable datagrams) and [`UcCore`] (unreliable connection). What does not depend on the service is in `shell`, which
-//! each core owns. The owner of a core knows its service, so the data path looks nothing up.
+//! datagrams), [`RdCore`] (reliable datagrams) and [`UcCore`] (unreliable connection). What does not depend
+//! on the service is in `shell`, which each core owns. The owner of a core knows its service, so the data
+//! path looks nothing up.
 //! `uwarp_driver::QueuePair` is a queue pair of any service.
 
 mod attr;

@@ -68,7 +68,7 @@ fn examples() -> Vec<(String, Vec<u8>)> {
 #[test]
 fn the_examples_of_the_page_are_what_they_say() {
     let examples = examples();
-    assert_eq!(examples.len(), 11);
+    assert_eq!(examples.len(), 12);
     for (text, bytes) in examples {
         let packet = Packet::parse(&bytes).expect("a packet");
         assert!(packet.is_intact(), "{text}");

@@ -62,10 +62,13 @@ impl Unrepeated {
     /// Says which messages have left.
     #[inline]
     pub(super) fn report(&mut self, actions: &mut Vec<Action>) {
+        if self.left.is_empty() {
+            return;
+        }
         actions.extend(self.left.drain(..).map(|ticket| Action::Finished { ticket, outcome: Ok(()) }));
     }
 
-    /// The next segment of at most `room` bytes, cut only for a packet of its own, as those that are repeated.
+    /// The next segment of at most `room` bytes, cut only for a packet of its own, as that of another kind.
     fn next_part(&mut self, room: usize, alone: bool) -> Option<Part> {
         let (ticket, message) = self.queue.front()?;
         let (number, start) = (self.number + u64::from(self.at.is_none()), self.at.unwrap_or(0));

@@ -283,8 +283,8 @@ impl UcCore {
         self.retire();
     }
 
-    /// The memory of a message must not be used: its work request fails, and those behind it are flushed. Does
-    /// nothing if it has ended.
+    /// The memory of a message must not be used: its work request fails, and those behind it are flushed.
+    /// Does nothing if it has ended.
     pub fn fail(&mut self, request: u64, status: WcStatus) {
         let Some(slot) = self.shell.sq.slot_mut(request) else { return };
         slot.phase = Phase::Failed(status);
