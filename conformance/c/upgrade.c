@@ -20,6 +20,10 @@ struct end {
 	int manner;			/* 0: two threads that block; 1: poll; 2: epoll, edges */
 	unsigned seed;
 	uint64_t got, wrong;
+	uint64_t first, last;		/* wrong bytes */
+	unsigned char sample[24];	/* what came from the first one on */
+	size_t sampled;
+	ino_t inode;			/* when it came */
 };
 
 static void fill(struct end *e, unsigned char *block, uint64_t at, size_t len)
@@ -30,9 +34,49 @@ static void fill(struct end *e, unsigned char *block, uint64_t at, size_t len)
 
 static void look(struct end *e, const unsigned char *block, size_t len)
 {
-	for (size_t i = 0; i < len; i++)
-		e->wrong += block[i] != byte_at(e->in, e->got + i);
+	for (size_t i = 0; i < len; i++) {
+		uint64_t at = e->got + i;
+
+		if (block[i] != byte_at(e->in, at)) {
+			if (e->wrong++ == 0) {
+				e->first = at;
+				e->inode = inode(e->fd);
+			}
+			e->last = at;
+		}
+		if (e->wrong && e->sampled < sizeof e->sample)
+			e->sample[e->sampled++] = block[i];
+	}
 	e->got += len;
+}
+
+#define CONNECTIONS 120
+#define MOST 3000000
+
+/* Says which bytes were wrong, and where else they belong: moved ones say by how much. */
+static void explain(int connection, const struct end *e, const struct end *peer, ino_t before)
+{
+	printf("connection %d, %s, manner %d, peer's %d: bytes %lu to %lu of %lu, %lu of them wrong, the first %s the library:",
+	       connection, e->out % 2 ? "accepted" : "connected", e->manner, peer->manner, (unsigned long)e->first,
+	       (unsigned long)e->last, (unsigned long)e->receive, (unsigned long)e->wrong,
+	       e->inode == before ? "not behind" : "behind");
+	for (size_t i = 0; i < e->sampled; i++)
+		printf(" %02x", e->sample[i]);
+	printf("\n");
+	for (unsigned stream = 0; stream < 2 * CONNECTIONS; stream++) {
+		for (uint64_t at = 0; at < MOST; at++) {
+			size_t same = 0;
+
+			while (same < e->sampled && e->sample[same] == byte_at(stream, at + same))
+				same++;
+			/* Fewer come up by chance. */
+			if (same >= 8)
+				printf("%zu of these are bytes %lu and on of connection %u, %s\n", same, (unsigned long)at,
+				       stream / 2, stream == e->in ? "the same direction" :
+				       stream / 2 == (unsigned)connection ? "the other direction" : "another one");
+		}
+	}
+	fflush(stdout);
 }
 
 static size_t some(struct end *e, uint64_t left)
@@ -148,8 +192,6 @@ static void *run_end(void *arg)
 	return NULL;
 }
 
-#define CONNECTIONS 120
-
 /* Many connections, bytes of both directions while they become streams, in all pairs of manners. */
 static void integrity(void)
 {
@@ -172,7 +214,7 @@ static void integrity(void)
 			ends[k].manner = k ? i / 3 % 3 : i % 3;
 			ends[k].seed = draw(&seed);
 			/* At least one byte: an end closes its direction behind its last one. */
-			ends[k].send = 1 + (draw(&seed) % 3 ? draw(&seed) % 300000 : draw(&seed) % 3000000);
+			ends[k].send = 1 + (draw(&seed) % 3 ? draw(&seed) % 300000 : draw(&seed) % MOST);
 		}
 		ends[0].receive = ends[1].send;
 		ends[1].receive = ends[0].send;
@@ -196,6 +238,8 @@ static void integrity(void)
 		upgraded += both;
 		for (int k = 0; k < 2; k++) {
 			wrong += ends[k].wrong;
+			if (ends[k].wrong)
+				explain(i, &ends[k], &ends[!k], before[k]);
 			missing += ends[k].got != ends[k].receive;
 			MUST(close(ends[k].fd) == 0);
 		}
