@@ -43,7 +43,7 @@ pub(crate) struct Numbers {
     budget: Budget,
     limit_read: LimitRead,
     /// By number. One never goes: its sockets are the device's.
-    ports: Mutex<HashMap<u16, Arc<Port>>, 9>,
+    ports: Mutex<HashMap<u16, Arc<Port>>, 7>,
 }
 
 type Port = Runner<Pairings, Owner>;

@@ -540,7 +540,9 @@ impl Turn {
 
     /// An answer that cannot be placed ends its request, and one behind that may have waited for it.
     fn place_in(&mut self, qp: &Arc<RdQp>, segment: &RdSegment<'_>, route: &rd::Route) -> Placed {
-        let (placed, waits) = self.call(qp, |core| (core.place(segment, &arrival_of(route)), core.waits()));
+        let (placed, waits, woken) =
+            self.call(qp, |core| (core.place(segment, &arrival_of(route)), core.waits(), core.take_woken()));
+        woken.wake();
         if waits && !self.waiting.last().is_some_and(|last| Arc::ptr_eq(last, qp)) {
             self.waiting.push(Arc::clone(qp));
         }

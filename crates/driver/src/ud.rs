@@ -75,6 +75,17 @@ thread_local! {
     static STAGING: Cell<Option<Box<[u8]>>> = const { Cell::new(None) };
 }
 
+/// What a look at the socket has come to.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Looked {
+    /// All that had come was read.
+    Empty,
+    /// There may be more: it was others' turn.
+    More,
+    /// Another thread is receiving.
+    Busy,
+}
+
 /// Held by the thread that is receiving.
 struct Receiver {
     parked: Option<ParkMark>,
@@ -280,14 +291,14 @@ impl DatagramPort {
         received.map(|received| received.datagrams)
     }
 
-    /// Receives until the socket is empty, or it is others' turn.
-    fn drain(&self, receiver: &mut Receiver) {
+    /// Receives until the socket is empty, or it is others' turn; says which.
+    fn drain(&self, receiver: &mut Receiver) -> Looked {
         let mut received = self.read_rings(receiver);
         while received < TURN {
             match self.receive_some(receiver, false) {
                 Ok(n) => received += n,
                 Err(Errno::INTR) => {}
-                Err(Errno::AGAIN) => return,
+                Err(Errno::AGAIN) => return Looked::Empty,
                 // An error of a datagram that was sent, reported by the network (RFC 1122 section 4.1.3.3):
                 // it was lost.
                 Err(_) => received += 1,
@@ -296,6 +307,7 @@ impl DatagramPort {
         if let Some(token) = self.token.get() {
             self.engine.rearm(*token);
         }
+        Looked::More
     }
 
     /// A thread polls: receives once. Only the system reports room to a queue pair that waits for room to
@@ -396,16 +408,21 @@ impl DatagramPort {
         !left.is_empty()
     }
 
-    fn look(&self) {
-        if let Some(mut receiver) = self.receiver.look() {
-            self.drain(&mut receiver);
-            self.release(receiver);
-        }
+    fn look(&self) -> Looked {
+        let looked = match self.receiver.look() {
+            Some(mut receiver) => {
+                let looked = self.drain(&mut receiver);
+                self.release(receiver);
+                looked
+            }
+            None => Looked::Busy,
+        };
         self.report_proofs();
+        looked
     }
 
     fn release<'a>(&'a self, receiver: MutexGuard<'a, Receiver, 16>) {
-        self.receiver.release(receiver, |_| (), |receiver| self.drain(receiver));
+        self.receiver.release(receiver, |_| (), |receiver| _ = self.drain(receiver));
     }
 }
 

@@ -6,6 +6,7 @@ use std::sync::Weak;
 use std::time::{Duration, Instant};
 
 use uwarp_proto::rd::{self, Failure, MessageId, Placed, QpnPair, rnr_delay};
+use uwarp_rnic::WcStatus;
 use uwarp_rnic::qp::{Now, RdSegment};
 use uwarp_wire::rd::chunk::Reason;
 
@@ -117,9 +118,15 @@ impl Turn {
         self.to_itself.messages = kept;
     }
 
+    /// What is withdrawn here cannot be read, or its request has ended.
     fn failed(&mut self, now: &Now, owner: &Owner, failure: Failure) {
         match owner {
             Owner::Answer(answer) if failure == Failure::Withdrawn => self.replace_answer(answer),
+            Owner::Request { qp, request } if failure == Failure::Withdrawn => {
+                if let Some(qp) = qp.upgrade() {
+                    self.call(&qp, |core| core.fail(*request, WcStatus::LocProtErr));
+                }
+            }
             _ => self.finished(now, owner, Err(failure)),
         }
     }

@@ -1,13 +1,13 @@
 //! RDMA Write-Records of a datagram queue pair: when those end of which a part is missing.
 
 use std::sync::{Arc, Weak};
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use uwarp_rnic::VerbsError;
 use uwarp_rnic::qp::{Arrival, Dropped, QpInit, Record, Source as Allowed, UdCore};
 use uwarp_wire::datagram::record::Segment;
 
-use super::{Inner, UdQp};
+use super::{Inner, Looked, UdQp};
 use crate::alarm::Alarm;
 use crate::nic::Nic;
 use crate::source::{Readiness, Source};
@@ -17,7 +17,14 @@ use crate::source::{Readiness, Source};
 pub(super) struct RecordTimer {
     alarm: Option<Alarm>,
     at: Option<Instant>,
+    /// How often it has rung for the same records, because the socket was not empty.
+    postponed: u32,
 }
+
+/// How often, at most: whoever fills the socket for ever must not keep a record open.
+const POSTPONED_MOST: u32 = 64;
+/// How long a thread that receives has to look for what came before.
+const RECEIVING: Duration = Duration::from_millis(1);
 
 impl UdQp {
     /// As [`Self::create`], for RDMA Write-Records, too; see [`UdCore::with_records`].
@@ -74,11 +81,22 @@ impl Source for UdQp {
 
     fn timeout(&self) {
         // What waits in the socket has come in time.
-        self.port.look();
+        let looked = self.port.look();
         let now = Instant::now();
         let mut inner = self.inner.lock();
+        let timer = &mut inner.timer;
+        timer.at = None;
+        if looked != Looked::Empty && timer.postponed < POSTPONED_MOST {
+            timer.postponed += 1;
+            let at = if looked == Looked::Busy { now + RECEIVING } else { now };
+            if let Some(alarm) = &mut timer.alarm {
+                alarm.set(at);
+                timer.at = Some(at);
+            }
+            return;
+        }
+        timer.postponed = 0;
         inner.core.expire_records(now);
-        inner.timer.at = None;
         self.set_timer(&mut inner, now);
     }
 }

@@ -22,7 +22,7 @@ use uwarp_wire::rd::chunk::{Reason, Verdict};
 use uwarp_wire::rd::segment::{First, Segment};
 use uwarp_wire::rd::{ack, expand, low};
 
-use super::message::{Action, Arrival, Bytes, MessageId, Placed, QpnPair, Route};
+use super::message::{Action, Arrival, Bytes, MessageId, Placed, QpnPair, Route, Target};
 use super::outgoing::{AGAIN, WINDOW};
 use super::range_set::RangeSet;
 
@@ -43,6 +43,8 @@ const AT_ONCE: u8 = AGAIN | 1;
 struct Record {
     pair: QpnPair,
     len: u32,
+    /// Of all segments the same: what is known of the message when the first one of them comes holds for it.
+    target: Target,
     is_send: bool,
     /// The message before it in its flow; `None`: not ordered.
     ordered: Option<Before>,
@@ -222,7 +224,8 @@ impl IncomingMessages {
     /// The record of a segment's message. `None`: the segment contradicts what is known of it.
     fn record(&mut self, now: Instant, number: u64, segment: &Segment<'_>) -> Option<&mut Record> {
         let head = &segment.head;
-        let is_send = matches!(segment.ddp, ddp::Header::Untagged(ddp) if ddp.qn == ddp::QN_SEND);
+        let target = Target::of(&segment.ddp, head.offset);
+        let is_send = target.takes_receive();
         let ordered = match head.behind {
             None => None,
             Some(0) => Some(Before::Nothing),
@@ -243,6 +246,7 @@ impl IncomingMessages {
             entry.insert(Record {
                 pair,
                 len: segment.message_len(),
+                target,
                 is_send,
                 ordered,
                 first: None,
@@ -255,8 +259,8 @@ impl IncomingMessages {
             });
         }
         self.records.get_mut(&number).filter(|record| {
-            let known = (record.pair, record.len, record.is_send, record.ordered);
-            known == (pair, segment.message_len(), is_send, ordered)
+            let known = (record.pair, record.len, record.target, record.ordered);
+            known == (pair, segment.message_len(), target, ordered)
         })
     }
 

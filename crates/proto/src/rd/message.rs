@@ -60,6 +60,18 @@ impl Target {
         matches!(self, Target::Untagged { qn: QN_READ_REQUEST, .. })
     }
 
+    /// That of the message to which a segment with this DDP header belongs, `offset` bytes from its start.
+    pub(super) fn of(ddp: &ddp::Header, offset: u32) -> Self {
+        match *ddp {
+            ddp::Header::Untagged(Untagged { qn, rsvdulp, rsvdulp32, .. }) => {
+                Self::Untagged { qn, rsvdulp, rsvdulp32 }
+            }
+            ddp::Header::Tagged(Tagged { stag, to, rsvdulp, .. }) => {
+                Self::Tagged { stag, to: to.wrapping_sub(u64::from(offset)), rsvdulp }
+            }
+        }
+    }
+
     /// The DDP header of a segment: number of its message, place in it, whether it is the last one.
     pub fn header(&self, message: u64, offset: u32, last: bool) -> ddp::Header {
         match *self {

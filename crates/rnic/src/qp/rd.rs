@@ -41,6 +41,7 @@ use crate::ah::Endpoint;
 use crate::error::VerbsError;
 use crate::mr::MrCache;
 use crate::queues::{ATOMIC_BYTES, MAX_MESSAGE};
+use crate::srq::Woken;
 use crate::wr::{RecvWr, SendFlags, SendOp, Wc, WcOpcode, WcStatus};
 
 /// What a queue pair for reliable datagrams is made from, besides what every service has.
@@ -92,6 +93,8 @@ pub struct RdCore {
     life: u32,
     /// The answer to the request that was placed last.
     answer: Option<RdAnswer>,
+    /// Queue pairs that have a receive which a refused message has given back.
+    woken: Woken,
     drops: Drops,
 }
 
@@ -107,6 +110,7 @@ impl RdCore {
             rights: Rights::with(how.job_key),
             life: 0,
             answer: None,
+            woken: Woken::default(),
             shell: Shell::in_any_order(qpn, init),
             how,
             requests: Requests::default(),

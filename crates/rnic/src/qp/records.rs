@@ -21,7 +21,7 @@ use crate::wr::{Wc, WcFlags, WcOpcode, WcStatus};
 /// The most records that a queue pair can have.
 pub const MOST_RECORDS: u32 = 1024;
 /// Ranges of a message that may be valid. What would need one more counts as lost.
-pub const MOST_RANGES: usize = 16;
+pub const MOST_RANGES: usize = 64;
 /// `vendor_err` of a record of which not all has come.
 const PARTLY: u32 = 1;
 

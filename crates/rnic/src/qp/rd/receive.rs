@@ -118,6 +118,12 @@ impl RdCore {
         placed.err().unwrap_or(Placed::Done)
     }
 
+    /// Queue pairs of a shared receive queue that the owner must notify. To be asked after each
+    /// [`Self::place`].
+    pub fn take_woken(&mut self) -> Woken {
+        std::mem::take(&mut self.woken)
+    }
+
     fn place_checked(&mut self, segment: &RdSegment<'_>, arrival: &Arrival) -> Result<(), Placed> {
         let refuse = |reason| Err(Placed::Refused(reason));
         if !self.receives.lost.is_empty()

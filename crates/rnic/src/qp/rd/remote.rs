@@ -127,7 +127,8 @@ impl RdCore {
             Takes::Receive => immediate.is_none() || core.receives.has(segment.message),
             Takes::Record => core.has_record(segment.message),
         };
-        if !has(self) {
+        let is_first = !has(self);
+        if is_first {
             if !is_empty {
                 check(&mut self.remote, whole, pd, Access::REMOTE_WRITE)?;
             }
@@ -140,7 +141,14 @@ impl RdCore {
             let copied = self.remote.with(whole, pd, Access::REMOTE_WRITE, |place| {
                 mem::copy_in(place.part(offset, segment.bytes.len()), segment.bytes)
             });
-            copied.and_then(|copied| Ok(copied?)).map_err(refusal)?;
+            if let Err(error) = copied.and_then(|copied| Ok(copied?)) {
+                // Refused with its first segment, the message is one that has nothing to give back.
+                if is_first {
+                    let woken = self.take_back(segment.message);
+                    self.woken.append(woken);
+                }
+                return Err(refusal(error));
+            }
         }
         let received = &mut self.shell.counters.received.write;
         received.bytes += segment.bytes.len() as u64;
