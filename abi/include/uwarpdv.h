@@ -115,7 +115,7 @@ void uwarpdv_wr_rdma_write_record(struct ibv_qp_ex *qp, uint32_t rkey, uint64_t 
 
 /* The largest message over IBV_QPT_UD, and the most ranges that are valid of one. */
 #define UWARPDV_RECORD_MOST (1 << 20)
-#define UWARPDV_RANGES_MOST 16
+#define UWARPDV_RANGES_MOST 64
 
 struct uwarpdv_record {
 	union ibv_gid remote_gid;	/* of the sender */

@@ -4,6 +4,7 @@
  *	records ADDRESS [GROUP]	the address is not used */
 #define _GNU_SOURCE
 #include <signal.h>
+#include <sys/mman.h>
 
 #include "reliable.h"
 
@@ -217,6 +218,61 @@ static void whole(void)
 			die("%u bytes", lengths[i]);
 		i += hear(other.fd);
 	}
+	join(other, "the target, too");
+	end_close(&e);
+}
+
+/* Shows memory that is registered, and not there any more. */
+static void shows_unmapped(int fd)
+{
+	struct uwarpdv_range ranges[UWARPDV_RANGES_MOST];
+	struct ibv_mr *gone;
+	struct target to;
+	struct ibv_wc wc;
+	unsigned char *memory;
+	uint32_t count;
+	struct end e;
+
+	open_all();
+	open_end(&e, JOB, 4, IBV_ACCESS_REMOTE_WRITE, false);
+	memory = mmap(NULL, 8192, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+	MUST(memory != MAP_FAILED);
+	MUST(gone = ibv_reg_mr(pd, memory, 8192, IBV_ACCESS_LOCAL_WRITE | IBV_ACCESS_REMOTE_WRITE));
+	MUST(munmap(memory, 8192) == 0);
+	to = (struct target){ .qpn = e.qp->qp_num, .rkey = gone->rkey, .addr = (uintptr_t)memory };
+	MUST(write(fd, &to, sizeof to) == sizeof to);
+	tell(fd, &e);
+	for (int i = 0; i < 4; i++) {
+		wc = poll_one(e.rcq);
+		take(&e, wc, ranges, &count);
+	}
+	check(!ibv_poll_cq(e.rcq, 1, &wc), "only what was written makes records", "%u", wc.byte_len);
+	hear(fd);
+	MUST(ibv_dereg_mr(gone) == 0);
+	end_close(&e);
+}
+
+/* What cannot be written takes no record: those that follow find all of them. */
+static void unmapped(void)
+{
+	struct other other = start(shows_unmapped);
+	struct target gone, to;
+	struct end e;
+
+	open_all();
+	open_usual(&e);
+	gone = told(other.fd);
+	to = told(other.fd);
+	pattern(outgoing(&e), 5000, 0);
+	for (uint32_t i = 0; i < 8; i++) {
+		enum ibv_wc_status status = written(&e, gone, 0, 5000, i, 0);
+
+		if (status != (reliable ? IBV_WC_REM_OP_ERR : IBV_WC_SUCCESS))
+			check(false, "memory that is gone", "%s", ibv_wc_status_str(status));
+	}
+	for (uint32_t i = 0; i < 4; i++)
+		MUST(written(&e, to, 6000 * i, 5000, i, 0) == IBV_WC_SUCCESS);
+	say(other.fd, 0);
 	join(other, "the target, too");
 	end_close(&e);
 }
@@ -591,6 +647,7 @@ static void errors(void)
 
 BOTH(whole)
 BOTH(full)
+BOTH(unmapped)
 BOTH(rights)
 BOTH(events)
 BOTH(itself)
@@ -600,7 +657,7 @@ int main(int argc, char **argv)
 {
 	static const struct group groups[] = {
 		{ "ud_whole", ud_whole }, { "rd_whole", rd_whole }, { "ud_full", ud_full }, { "rd_full", rd_full },
-		{ "ud_rights", ud_rights }, { "rd_rights", rd_rights }, { "ud_events", ud_events }, { "rd_events", rd_events },
+		{ "ud_unmapped", ud_unmapped }, { "rd_unmapped", rd_unmapped }, { "ud_rights", ud_rights }, { "rd_rights", rd_rights }, { "ud_events", ud_events }, { "rd_events", rd_events },
 		{ "ud_itself", ud_itself }, { "rd_itself", rd_itself }, { "ud_errors", ud_errors }, { "rd_errors", rd_errors },
 		{ "partly", partly },
 	};
