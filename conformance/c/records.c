@@ -242,10 +242,15 @@ static void shows_unmapped(int fd)
 	to = (struct target){ .qpn = e.qp->qp_num, .rkey = gone->rkey, .addr = (uintptr_t)memory };
 	MUST(write(fd, &to, sizeof to) == sizeof to);
 	tell(fd, &e);
+	for (uint32_t i = 0; reliable && i < 4; i++)
+		receive_at(&e, i, i * 8, 8);
+	say(fd, 0);
 	for (int i = 0; i < 4; i++) {
 		wc = poll_one(e.rcq);
 		take(&e, wc, ranges, &count);
 	}
+	for (int i = 0; reliable && i < 4; i++)
+		check(poll_one(e.rcq).opcode == IBV_WC_RECV, "all receives are left for Sends", "receive %d", i);
 	check(!ibv_poll_cq(e.rcq, 1, &wc), "only what was written makes records", "%u", wc.byte_len);
 	hear(fd);
 	MUST(ibv_dereg_mr(gone) == 0);
@@ -270,8 +275,25 @@ static void unmapped(void)
 		if (status != (reliable ? IBV_WC_REM_OP_ERR : IBV_WC_SUCCESS))
 			check(false, "memory that is gone", "%s", ibv_wc_status_str(status));
 	}
+	hear(other.fd);
+	for (uint32_t i = 0; reliable && i < 8; i++) {
+		struct ibv_qp_ex *ex = ibv_qp_to_qp_ex(e.qp);
+
+		ibv_wr_start(ex);
+		ex->wr_flags = IBV_SEND_SIGNALED;
+		ibv_wr_rdma_write_imm(ex, gone.rkey, gone.addr, htonl(i));
+		ibv_wr_set_ud_addr(ex, e.ah, to.qpn, QKEY);
+		ibv_wr_set_sge(ex, e.mr->lkey, (uintptr_t)outgoing(&e), 8);
+		MUST(ibv_wr_complete(ex) == 0);
+		if (poll_one(e.scq).status != IBV_WC_REM_OP_ERR)
+			check(false, "a Write with an immediate to it", "another status");
+	}
 	for (uint32_t i = 0; i < 4; i++)
 		MUST(written(&e, to, 6000 * i, 5000, i, 0) == IBV_WC_SUCCESS);
+	for (uint32_t i = 0; reliable && i < 4; i++) {
+		send_to(&e, to.qpn, i, 0, 8);
+		MUST(poll_one(e.scq).status == IBV_WC_SUCCESS);
+	}
 	say(other.fd, 0);
 	join(other, "the target, too");
 	end_close(&e);
