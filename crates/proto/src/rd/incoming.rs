@@ -637,7 +637,53 @@ fn span(offset: u32, len: usize) -> std::ops::Range<u64> {
 
 #[cfg(test)]
 mod tests {
+    use uwarp_wire::ddp::Tagged;
+    use uwarp_wire::rd::segment::Head;
+
     use super::*;
+
+    /// A record of a Write-Record says where the message begins, and that all of it has come: each segment
+    /// must go where the first one said.
+    #[test]
+    fn segments_of_one_message_agree() {
+        let now = Instant::now();
+        let at = |port| std::net::SocketAddr::from(([127, 0, 0, 1], port));
+        let route = Route { local: at(1), remote: at(2) };
+        let take =
+            |incoming: &mut IncomingMessages, offset, stag, to: u64, rsvdulp, arrivals: &mut Vec<_>| {
+                let first = First { qkey: 1, immediate: Some([0; 4]), job_key: Some(2) };
+                let head = Head {
+                    source_qpn: 0x100,
+                    destination_qpn: 0x200,
+                    message: 1,
+                    offset,
+                    message_len: Some(20),
+                    first: (offset == 0).then_some(first),
+                    behind: None,
+                    idempotent: false,
+                    not_repeated: false,
+                    acknowledge: false,
+                };
+                let tagged = Tagged { last: offset == 10, stag, to: to + u64::from(offset), rsvdulp };
+                let segment = Segment { head, ddp: ddp::Header::Tagged(tagged), payload: &[7; 10] };
+                incoming.on_segment(now, route, 1, &segment, 0, arrivals)
+            };
+        for (stag, to, rsvdulp, taken) in [
+            (0x1234, 0x7000, 0x4C, Taken::Yes),
+            (0x1235, 0x7000, 0x4C, Taken::No),
+            (0x1234, 0x7001, 0x4C, Taken::No),
+            (0x1234, 0x7000, 0x40, Taken::No),
+        ] {
+            let (mut incoming, mut arrivals) = (IncomingMessages::new(1), Vec::new());
+            assert_eq!(take(&mut incoming, 0, 0x1234, 0x7000, 0x4C, &mut arrivals), Taken::Yes);
+            let said = take(&mut incoming, 10, stag, to, rsvdulp, &mut arrivals);
+            assert_eq!(
+                (said == taken, arrivals.len()),
+                (true, 1 + usize::from(taken == Taken::Yes)),
+                "{to:#x}"
+            );
+        }
+    }
 
     /// A later segment finds no receive, and then the first one is refused.
     #[test]
