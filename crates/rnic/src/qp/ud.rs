@@ -26,7 +26,7 @@ use uwarp_wire::datagram::record;
 pub use self::errors::PeerError;
 use self::errors::{ErrorQueue, Sent, Verdict};
 use self::recording::Recording;
-use self::writes::Going;
+use self::writes::{Pieces, Write};
 use super::attr::{QpAttr, QpInit, QpModify};
 use super::counters::Snapshot;
 use super::datagrams::{
@@ -64,7 +64,37 @@ struct Pending {
     /// What the program's poll of its completion frees; none: it makes none.
     tail: Option<u32>,
     /// An RDMA Write-Record: many datagrams, none of which is in the staging buffer.
-    write: Option<Box<Going>>,
+    write: Option<Box<Write>>,
+}
+
+/// See [`UdCore::outgoing`].
+struct Going<'a> {
+    pending: std::collections::vec_deque::Iter<'a, Pending>,
+    /// Of these, at most.
+    left: usize,
+    staged: &'a [u8],
+    at: usize,
+    pieces: Option<(&'a Endpoint, Pieces<'a>)>,
+}
+
+impl<'a> Iterator for Going<'a> {
+    type Item = (&'a Endpoint, &'a [u8]);
+
+    #[inline]
+    fn next(&mut self) -> Option<Self::Item> {
+        if let Some((to, pieces)) = &mut self.pieces {
+            return pieces.next().map(|bytes| (*to, bytes));
+        }
+        self.left = self.left.checked_sub(1)?;
+        let is_next = |datagram: &&Pending| datagram.status == WcStatus::Success && datagram.write.is_none();
+        let Some(datagram) = self.pending.next().filter(is_next) else {
+            self.left = 0;
+            return None;
+        };
+        let bytes = self.staged.get(self.at..self.at + datagram.len).unwrap_or(&[]);
+        self.at += datagram.len;
+        Some((&datagram.endpoint, bytes))
+    }
 }
 
 /// A datagram queue pair without its socket.
@@ -472,7 +502,7 @@ impl UdCore {
     }
 
     /// An RDMA Write-Record for the queue.
-    fn write(&mut self, ud: &UdSendWr<'_>, payload: u32, to: &Endpoint) -> Option<Box<Going>> {
+    fn write(&mut self, ud: &UdSendWr<'_>, payload: u32, to: &Endpoint) -> Option<Box<Write>> {
         let SendOp::WriteRecord { stag, to: at, imm } = ud.wr.op else { return None };
         self.writes = self.writes.wrapping_add(1);
         let head = record::Head {
@@ -488,7 +518,7 @@ impl UdCore {
             stag,
             to: at,
         };
-        Some(Box::new(Going::new(head, &ud.wr, to)))
+        Some(Box::new(Write::new(head, &ud.wr, to)))
     }
 
     /// A work request has failed: the ones behind it are flushed until the program has reacted.
@@ -552,25 +582,23 @@ impl UdCore {
     }
 
     /// The datagrams that the lower layer is to send now, oldest first.
+    #[inline]
     pub fn outgoing(&self) -> impl Iterator<Item = (&Endpoint, &[u8])> {
         let most = match self.shell.attr.state {
             QpState::Rts | QpState::Sqe => self.pending.len(),
             QpState::Sqd => self.draining,
             _ => 0,
         };
-        let mut at = self.taken;
-        let is_ready = |p: &&Pending| p.status == WcStatus::Success;
-        let ready = self.pending.iter().take(most).take_while(move |p| is_ready(p) && p.write.is_none());
-        let datagrams = ready.map(move |datagram| {
-            let bytes = self.staged.get(at..at + datagram.len).unwrap_or(&[]);
-            at += datagram.len;
-            (&datagram.endpoint, bytes)
-        });
-        // Those of an RDMA Write-Record stand alone, in front: then there are no others.
-        let first = self.pending.front().filter(|first| most > 0 && is_ready(first));
-        let write = first.and_then(|first| Some((&first.endpoint, first.write.as_ref()?)));
-        let pieces = write.into_iter().flat_map(|(to, write)| write.outgoing().map(move |bytes| (to, bytes)));
-        datagrams.chain(pieces)
+        let first = self.pending.front().filter(|first| most > 0 && first.write.is_some());
+        let pieces = first.filter(|first| first.status == WcStatus::Success);
+        Going {
+            pending: self.pending.iter(),
+            // Those of an RDMA Write-Record stand alone.
+            left: if first.is_some() { 0 } else { most },
+            staged: &self.staged,
+            at: self.taken,
+            pieces: pieces.and_then(|first| Some((&first.endpoint, first.write.as_ref()?.outgoing()))),
+        }
     }
 
     /// Work requests that wait for the lower layer, and the bytes of their datagrams.

@@ -26,8 +26,26 @@ enum Payload {
     Inline(Vec<u8>),
 }
 
+/// See [`Write::outgoing`].
+pub(super) struct Pieces<'a> {
+    staged: &'a [u8],
+    lens: std::slice::Iter<'a, usize>,
+    at: usize,
+}
+
+impl<'a> Iterator for Pieces<'a> {
+    type Item = &'a [u8];
+
+    fn next(&mut self) -> Option<&'a [u8]> {
+        let len = *self.lens.next()?;
+        let bytes = self.staged.get(self.at..self.at + len).unwrap_or(&[]);
+        self.at += len;
+        Some(bytes)
+    }
+}
+
 /// A message that is on its way.
-pub(super) struct Going {
+pub(super) struct Write {
     head: Head,
     payload: Payload,
     piece: u32,
@@ -41,7 +59,7 @@ pub(super) struct Going {
     is_staged: bool,
 }
 
-impl Going {
+impl Write {
     /// A message with these headers.
     pub fn new(head: Head, wr: &SendWr<'_>, to: &Endpoint) -> Self {
         let payload = if wr.flags.contains(SendFlags::INLINE) {
@@ -65,13 +83,12 @@ impl Going {
     }
 
     /// The datagrams that wait for the lower layer, oldest first.
-    pub fn outgoing(&self) -> impl Iterator<Item = &[u8]> {
-        let mut at = self.taken;
-        self.waiting.iter().skip(self.sent).map(move |len| {
-            let bytes = self.staged.get(at..at + len).unwrap_or(&[]);
-            at += len;
-            bytes
-        })
+    pub fn outgoing(&self) -> Pieces<'_> {
+        Pieces {
+            staged: &self.staged,
+            lens: self.waiting.get(self.sent..).unwrap_or(&[]).iter(),
+            at: self.taken,
+        }
     }
 
     /// The first of them has gone. Returns whether it was the last of the message.
