@@ -7,7 +7,8 @@ use uwarp_rnic::VerbsError;
 use uwarp_rnic::qp::{Arrival, Dropped, QpInit, Record, Source as Allowed, UdCore};
 use uwarp_wire::datagram::record::Segment;
 
-use super::{Inner, Looked, UdQp};
+use super::queue_pair::Inner;
+use super::{Looked, UdQp};
 use crate::alarm::Alarm;
 use crate::nic::Nic;
 use crate::source::{Readiness, Source};
