@@ -20,6 +20,9 @@ static __typeof__(uwarpdv_free_record) *free_record;
 /* Which service the group that runs is about. */
 static bool reliable;
 
+/* Of all that is written. */
+static unsigned send_flags;
+
 /* Memory of another queue pair, as its program tells it. */
 struct target {
 	uint32_t qpn, rkey;
@@ -98,7 +101,7 @@ static int start_write(struct end *e, struct target to, uint64_t offset, uint32_
 
 	ibv_wr_start(ex);
 	ex->wr_id = imm;
-	ex->wr_flags = IBV_SEND_SIGNALED;
+	ex->wr_flags = IBV_SEND_SIGNALED | send_flags;
 	write_record(ex, to.rkey, to.addr + offset, htonl(imm));
 	if (job_key)
 		set_job_key(ex, job_key);
@@ -534,12 +537,12 @@ static void sleeps(int fd)
 	open_end(&e, JOB, RECORDS, IBV_ACCESS_REMOTE_WRITE, true);
 	tell(fd, &e);
 	for (uint32_t i = 0; i < 20; i++) {
-		MUST(ibv_req_notify_cq(e.rcq, 0) == 0);
+		MUST(ibv_req_notify_cq(e.rcq, i % 2) == 0);
 		while (ibv_poll_cq(e.rcq, 1, &wc) == 0) {
 			say(fd, i);
 			MUST(ibv_get_cq_event(e.rcq->channel, &cq, &context) == 0);
 			ibv_ack_cq_events(cq, 1);
-			MUST(ibv_req_notify_cq(e.rcq, 0) == 0);
+			MUST(ibv_req_notify_cq(e.rcq, i % 2) == 0);
 		}
 		if (take(&e, wc, ranges, &count).length != 1000 * i || wc.vendor_err)
 			check(false, "a record wakes who sleeps", "another one");
@@ -560,6 +563,8 @@ static void events(void)
 	to = told(other.fd);
 	for (uint32_t i = 0; i < 20; i++) {
 		pattern(outgoing(&e), 1000 * i, i);
+		/* Every other time it wants to be woken by a solicited one only. */
+		send_flags = i % 2 ? IBV_SEND_SOLICITED : 0;
 		hear(other.fd);
 		usleep(2000);
 		MUST(written(&e, to, 0, 1000 * i, i, 0) == IBV_WC_SUCCESS);

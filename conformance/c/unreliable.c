@@ -617,6 +617,93 @@ static void errors(void)
 }
 
 /* From now on another user of the host, where this process may become one. */
+/* Says, when asked, how many messages its two queue pairs have received. */
+static void counts(int fd)
+{
+	struct end e[2];
+	uint32_t got = 0;
+	struct ibv_wc wc;
+	char word;
+
+	open_device();
+	for (int k = 0; k < 2; k++) {
+		struct name peer = told(fd);
+
+		begin(&e[k], PSN_OF_B);
+		up(&e[k], peer);
+		for (uint32_t i = 0; i < DEPTH; i++)
+			receive(&e[k], i, 0, ROOM);
+		tell(fd, name_of(&e[k]));
+	}
+	for (;;) {
+		for (int k = 0; k < 2; k++)
+			if (ibv_poll_cq(e[k].rcq, 1, &wc) == 1)
+				got += wc.status == IBV_WC_SUCCESS;
+		if (recv(fd, &word, 1, MSG_DONTWAIT) != 1)
+			continue;
+		if (word == 'q')
+			exit(0);
+		MUST(write(fd, &got, sizeof got) == sizeof got);
+	}
+}
+
+static uint32_t counted(int fd)
+{
+	uint32_t got;
+
+	MUST(write(fd, "?", 1) == 1 && read(fd, &got, sizeof got) == sizeof got);
+	return got;
+}
+
+/* A good message, and behind it one that cannot be read: both would travel in one packet. */
+static void post_good_and_bad(struct end *e, uint32_t length)
+{
+	struct ibv_sge sge[2] = { at(e, ROOM, length), at(e, ROOM, 100) };
+	struct ibv_send_wr wr[2] = {
+		{ .wr_id = 1, .sg_list = &sge[0], .num_sge = 1, .opcode = IBV_WR_SEND, .send_flags = IBV_SEND_SIGNALED, .next = &wr[1] },
+		{ .wr_id = 2, .sg_list = &sge[1], .num_sge = 1, .opcode = IBV_WR_SEND, .send_flags = IBV_SEND_SIGNALED },
+	}, *bad;
+
+	sge[1].lkey = 0x77;
+	MUST(ibv_post_send(e->qp, wr, &bad) == 0);
+}
+
+/* What cannot be read fails alone: also of two queue pairs whose messages wait for the first contact together. */
+static void unreadable(void)
+{
+	int fd;
+	pid_t target = start(counts, &fd);
+	uint32_t sent = 0;
+	struct end e[2];
+
+	open_device();
+	for (int k = 0; k < 2; k++) {
+		begin(&e[k], PSN_OF_A);
+		tell(fd, name_of(&e[k]));
+		up(&e[k], told(fd));
+	}
+	for (uint32_t length = 100; length < 200000; length *= 12) {
+		post_good_and_bad(&e[0], length);
+		post_good_and_bad(&e[1], length);
+		for (int k = 0; k < 2; k++) {
+			struct ibv_qp_attr rts = { .qp_state = IBV_QPS_RTS };
+			struct ibv_wc good = poll_one(e[k].scq), bad = poll_one(e[k].scq);
+
+			if (good.wr_id != 1 || good.status || bad.wr_id != 2 || bad.status != IBV_WC_LOC_PROT_ERR)
+				check(false, "what cannot be read fails alone", "%s, %s", ibv_wc_status_str(good.status), ibv_wc_status_str(bad.status));
+			MUST(ibv_modify_qp(e[k].qp, &rts, IBV_QP_STATE) == 0);
+		}
+		sent += 2;
+		for (int i = 0; i < 200 && counted(fd) < sent; i++)
+			usleep(10000);
+		check(counted(fd) == sent, "the others arrive", "%u of %u, with %u bytes", counted(fd), sent, length);
+	}
+	MUST(write(fd, "q", 1) == 1);
+	join(target);
+	end_close(&e[0]);
+	end_close(&e[1]);
+}
+
 static void become_nobody(void)
 {
 	const unsigned nobody = 65534, was = geteuid();
@@ -679,7 +766,7 @@ int main(int argc, char **argv)
 {
 	static const struct group groups[] = {
 		{ "attributes", attributes }, { "extended", extended }, { "as_rnic", as_rnic }, { "itself", itself }, { "shared_receives", shared_receives },
-		{ "processes", processes }, { "dropped", dropped }, { "errors", errors }, { "attacked", attacked },
+		{ "processes", processes }, { "dropped", dropped }, { "errors", errors }, { "unreadable", unreadable }, { "attacked", attacked },
 	};
 
 	return run_groups(argc, argv, groups, sizeof groups / sizeof *groups);

@@ -596,45 +596,66 @@ impl Turn {
     fn make_packet(&mut self, now: &Now) -> bool {
         let Some(route) = self.machine.poll_transmit(now, &mut self.packet) else { return false };
         let start = self.outbox.bytes.len();
-        let (owners, mut failed) = (&self.owners, None);
-        self.packet.assemble(&mut self.outbox.bytes, |payload: &Payload, out: &mut Vec<u8>| {
-            let owner = owners.get(&payload.ticket);
-            if !owner.is_some_and(|owner| owner.fill(payload.offset, payload.len, out)) {
-                failed.get_or_insert(payload.ticket);
+        let mut unreadable = SmallVec::<[Ticket; 2]>::new();
+        let has_rest = loop {
+            let (owners, mut failed) = (&self.owners, SmallVec::<[Ticket; 2]>::new());
+            self.packet.assemble(&mut self.outbox.bytes, |payload: &Payload, out: &mut Vec<u8>| {
+                let owner = owners.get(&payload.ticket);
+                if !owner.is_some_and(|owner| owner.fill(payload.offset, payload.len, out)) {
+                    failed.push(payload.ticket);
+                }
+            });
+            if failed.is_empty() {
+                break true;
             }
-        });
-        if let Some(ticket) = failed {
-            // The packet counts as lost.
+            // The others of the packet go. Those that are not repeated count as sent already.
             self.outbox.bytes.truncate(start);
-            self.machine.withdraw(now, ticket);
-            match self.owners.remove(&ticket) {
-                Some(Owner::Request { qp, request }) => {
-                    if let Some(qp) = qp.upgrade() {
-                        self.call(&qp, |core| core.fail(request, WcStatus::LocProtErr));
-                    }
-                }
-                Some(Owner::Answer(answer)) => self.answer_instead(now, &answer),
-                Some(Owner::Unrepeated { qp, request }) => {
-                    self.fail_unrepeated(&qp, request);
-                    // Those behind it are flushed with it.
-                    self.drop_withdrawn(now);
-                }
-                None => {}
+            let has_rest = self.packet.leave_out(|ticket| failed.contains(&ticket));
+            unreadable.append(&mut failed);
+            if !has_rest {
+                break false;
             }
-            self.act(now);
-            return true;
+        };
+        if has_rest {
+            self.put_packet(route, start);
         }
+        for ticket in unreadable {
+            self.cannot_be_read(now, ticket);
+        }
+        if self.machine.has_actions() {
+            // Messages that are not repeated have left with it.
+            self.act(now);
+        }
+        true
+    }
+
+    fn put_packet(&mut self, route: rd::Route, start: usize) {
         let packet = self.outbox.bytes.get(start..).unwrap_or(&[]);
         if trace::is_on() {
             trace::unclaimed(trace::Way::Out, route.remote, packet, None);
         }
         let to = udp::Route { to: route.remote, from: Some(route.local.ip()) };
         self.outbox.packets.push_back((to, packet.len()));
-        if self.machine.has_actions() {
-            // Messages that are not repeated have left with it.
-            self.act(now);
+    }
+
+    /// The memory of a message must not be read any more: it fails.
+    #[cold]
+    fn cannot_be_read(&mut self, now: &Now, ticket: Ticket) {
+        self.machine.withdraw(now, ticket);
+        match self.owners.remove(&ticket) {
+            Some(Owner::Request { qp, request }) => {
+                if let Some(qp) = qp.upgrade() {
+                    self.call(&qp, |core| core.fail(request, WcStatus::LocProtErr));
+                }
+            }
+            Some(Owner::Answer(answer)) => self.answer_instead(now, &answer),
+            Some(Owner::Unrepeated { qp, request }) => {
+                self.fail_unrepeated(&qp, request);
+                // Those behind it are flushed with it.
+                self.drop_withdrawn(now);
+            }
+            None => {}
         }
-        true
     }
 
     /// Hands over what a queue pair has to send. Its lock is held.

@@ -21,6 +21,10 @@ pub const QN_UWARP_ACK: u32 = 0x7557_0000;
 /// (docs/adr/006-immediate-data.md).
 pub const UWARP_WITH_IMM: u8 = 0x20;
 
+/// The same bit of an RDMA Write or Write-Record that has an immediate of its own, over reliable datagrams
+/// (docs/rd.md section 5.4): its completion is a solicited one.
+pub const UWARP_SOLICITED: u8 = 0x20;
+
 /// Reserved bit of the control field, used between two uwarp ends: the sender requests an acknowledgement
 /// ([`Ack`]) when this message and all before it are placed. In an `Ack`: of everything sent so far
 /// (docs/adr/009-acknowledgements-on-request.md).

@@ -327,6 +327,7 @@ mod tests {
             destination_qpn: 0x22,
             qkey: 1,
             immediate: [0, 0, 0, 7],
+            solicited: false,
             incarnation: 9,
             message: 3,
             offset: 200,

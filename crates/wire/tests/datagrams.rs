@@ -47,6 +47,7 @@ const PIECE: record::Head = record::Head {
     destination_qpn: TO_ONE.destination_qpn,
     qkey: TO_ONE.qkey,
     immediate: [0, 0, 0, 7],
+    solicited: false,
     incarnation: TO_ONE.incarnation,
     message: 5,
     offset: 12,

@@ -312,8 +312,9 @@ impl Turn {
         if answers::name_memory(&segment.ddp) && self.penalties.refuses(now, exchange) {
             return self.call_unrepeated(&qp, UcCore::refuse);
         }
-        // Who guesses the names of memory hears no answer, and could do it all the faster.
-        if !self.call_unrepeated(&qp, |core| core.place(segment)) {
+        // Who guesses the names of memory hears no answer, and could do it all the faster. (This process
+        // itself has nothing to guess.)
+        if !self.call_unrepeated(&qp, |core| core.place(segment)) && exchange != NO_EXCHANGE {
             self.penalties.note(now, exchange);
         }
     }

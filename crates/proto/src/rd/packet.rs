@@ -7,7 +7,7 @@ use uwarp_wire::rd::ack;
 use uwarp_wire::rd::chunk::{Abandon, Chunk};
 use uwarp_wire::rd::segment::{ACKNOWLEDGE, Segment};
 
-use super::message::Payload;
+use super::message::{Payload, Ticket};
 
 /// A packet to send, made by [`Rd::poll_transmit`](super::Rd::poll_transmit). It is reused, so that nothing
 /// is allocated for each packet.
@@ -18,6 +18,8 @@ use super::message::Payload;
 pub struct PacketBuf {
     heads: Vec<u8>,
     payloads: Vec<Payload>,
+    /// Where the segment of each payload begins.
+    starts: Vec<usize>,
     /// Bytes of all payloads.
     payload_len: usize,
     /// Where the flags of the last segment are.
@@ -63,10 +65,35 @@ impl PacketBuf {
         }
     }
 
+    /// Takes out the segments of some messages, which cannot be read. Returns whether anything is left.
+    pub fn leave_out(&mut self, is_out: impl Fn(Ticket) -> bool) -> bool {
+        let mut index = 0;
+        while let (Some(payload), Some(&start)) = (self.payloads.get(index), self.starts.get(index)) {
+            if !is_out(payload.ticket) {
+                index += 1;
+                continue;
+            }
+            let (end, len) = (payload.at, payload.at - start);
+            self.payload_len -= payload.len as usize;
+            self.heads.drain(start..end);
+            self.payloads.remove(index);
+            self.starts.remove(index);
+            self.payloads.iter_mut().skip(index).for_each(|later| later.at -= len);
+            self.starts.iter_mut().skip(index).for_each(|later| *later -= len);
+            // Whoever is not asked for an acknowledgement sends it a little later.
+            self.last_segment = match self.last_segment {
+                Some(at) if at >= end => Some(at - len),
+                at => at.filter(|at| *at < start),
+            };
+        }
+        self.heads.len() > Header::LEN
+    }
+
     pub(super) fn begin(&mut self, header: &Header) {
         self.heads.clear();
         self.heads.extend_from_slice(&header.to_bytes());
         self.payloads.clear();
+        self.starts.clear();
         (self.payload_len, self.last_segment, self.is_sealed) = (0, None, false);
     }
 
@@ -75,6 +102,7 @@ impl PacketBuf {
         self.heads.clear();
         self.heads.extend_from_slice(packet);
         self.payloads.clear();
+        self.starts.clear();
         (self.payload_len, self.last_segment, self.is_sealed) = (0, None, true);
     }
 
@@ -106,7 +134,8 @@ impl PacketBuf {
     }
 
     pub(super) fn put_segment(&mut self, segment: &Segment<'_>, mut payload: Payload) {
-        self.last_segment = Some(self.heads.len() + 1);
+        let start = self.heads.len();
+        self.last_segment = Some(start + 1);
         let len = payload.len as usize;
         let rest = segment.ddp.len() + len;
         let out = self.grow(segment.head_len());
@@ -116,6 +145,7 @@ impl PacketBuf {
             payload.at = self.heads.len();
             self.payload_len += len;
             self.payloads.push(payload);
+            self.starts.push(start);
         }
     }
 

@@ -10,7 +10,7 @@ use super::message::{Action, Failure, Outgoing, Route, Ticket};
 use super::outgoing::{Finished, flush, take};
 
 /// Tokens that are kept of one peer besides its exchange's. With more, a new Open is refused.
-pub(super) const DEAD_MOST: usize = 4;
+pub(super) const DEAD_MOST: usize = 64;
 /// The first Hellos are this far apart.
 const HELLO_FIRST: Duration = Duration::from_millis(10);
 /// And the others double from here on,

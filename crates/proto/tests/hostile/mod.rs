@@ -96,6 +96,7 @@ fn record(bytes: &[u8]) {
         destination_qpn: word(4) >> 8,
         qkey: word(1),
         immediate: [own[0], own[7], own[3], own[5]],
+        solicited: own[6] & 1 == 1,
         incarnation: word(2),
         message: word(3),
         offset: word(2) % 1000,

@@ -53,6 +53,8 @@ pub(super) struct About {
     pub to: u64,
     pub len: u32,
     pub immediate: [u8; 4],
+    /// Its completion is a solicited one.
+    pub solicited: bool,
 }
 
 struct Entry {
@@ -152,7 +154,7 @@ impl Records {
         wc.sl = service_level(&about.arrival);
         wc.flags = WcFlags::WITH_IMM;
         wc.imm_or_inv = u32::from_ne_bytes(about.immediate);
-        self.outlet.push(0, wc, false)
+        self.outlet.push(0, wc, about.solicited)
     }
 
     /// An open one is given up, and the program never hears of it.

@@ -16,7 +16,7 @@ use std::collections::VecDeque;
 use uwarp_proto::rd::{MessageId, Outgoing, QpnPair, Target, Ticket};
 use uwarp_wire::ddp::QN_SEND;
 use uwarp_wire::rd::segment::First;
-use uwarp_wire::rdmap::{Control, Opcode};
+use uwarp_wire::rdmap::{Control, Opcode, UWARP_SOLICITED};
 
 use self::receive::Incomplete;
 use super::attr::{QpAttr, QpInit, QpModify};
@@ -107,6 +107,10 @@ impl UcCore {
     pub fn modify(&mut self, change: &QpModify, peer: Option<Endpoint>) -> Result<(), VerbsError> {
         let (from, to) = (self.shell.attr.state, self.shell.check(change)?);
         self.shell.attr.apply(change);
+        if peer.is_some_and(|peer| self.peer.is_some_and(|old| old.to.ip() != peer.to.ip())) {
+            // By another path its messages have other numbers, which may be lower.
+            (self.incomplete, self.last) = (None, None);
+        }
         self.peer = peer.or(self.peer);
         let port = port_of(self.shell.attr.dest_qp_num);
         self.peer.iter_mut().for_each(|peer| peer.to.set_port(port));
@@ -343,7 +347,8 @@ fn target_of(op: SendOp, solicited: bool) -> Option<Target> {
         }
         SendOp::Write { stag, to } => Some(Target::Tagged { stag, to, rsvdulp: rsvdulp(Opcode::Write) }),
         SendOp::WriteImmediate { stag, to, .. } => {
-            Some(Target::Tagged { stag, to, rsvdulp: rsvdulp(Opcode::Write) })
+            let event = if solicited { UWARP_SOLICITED } else { 0 };
+            Some(Target::Tagged { stag, to, rsvdulp: rsvdulp(Opcode::Write) | event })
         }
         _ => None,
     }

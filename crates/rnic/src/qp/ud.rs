@@ -510,6 +510,7 @@ impl UdCore {
             destination_qpn: ud.remote_qpn,
             qkey: ud.qkey(self.shell.attr.qkey),
             immediate: imm,
+            solicited: ud.wr.flags.contains(SendFlags::SOLICITED),
             incarnation: self.incarnation,
             message: self.writes,
             offset: 0,

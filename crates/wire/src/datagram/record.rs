@@ -25,7 +25,7 @@
 
 use super::{CRC_LEN, Datagram, FLAG_IMMEDIATE, Header, Kind};
 use crate::ddp::{self, Tagged};
-use crate::rdmap::{Control, Opcode, RV};
+use crate::rdmap::{Control, Opcode, RV, UWARP_SOLICITED};
 use crate::{be32, be64};
 
 /// Bytes of the longest message.
@@ -42,6 +42,8 @@ pub struct Head {
     pub qkey: u32,
     /// In the order of the wire.
     pub immediate: [u8; 4],
+    /// The receiver's completion is a solicited one.
+    pub solicited: bool,
     /// Distinguishes the sender's queue pair from earlier ones with the same number.
     pub incarnation: u32,
     /// Number of the message among the records of its sender.
@@ -90,7 +92,8 @@ impl Head {
             last,
             stag: self.stag,
             to: self.to.wrapping_add(u64::from(self.offset)),
-            rsvdulp: Control::new(Opcode::WriteRecord).to_byte(),
+            rsvdulp: Control::new(Opcode::WriteRecord).to_byte()
+                | if self.solicited { UWARP_SOLICITED } else { 0 },
         };
         let mut out = [0; Self::LEN];
         let (front, rest) = out.split_at_mut(Header::LEN);
@@ -135,6 +138,7 @@ impl<'a> Segment<'a> {
             destination_qpn: header.destination_qpn,
             qkey: header.qkey,
             immediate: header.immediate.to_be_bytes(),
+            solicited: ddp.rsvdulp & UWARP_SOLICITED != 0,
             incarnation: header.incarnation,
             message: be32(&own[..4]),
             offset,
@@ -159,6 +163,7 @@ mod tests {
         destination_qpn: 0x06_0708,
         qkey: 0x090A_0B0C,
         immediate: [13, 14, 15, 16],
+        solicited: false,
         incarnation: 0x1112_1314,
         message: 0x1516_1718,
         offset: 8,
@@ -200,6 +205,8 @@ mod tests {
     fn what_contradicts_itself_is_none() {
         let good = |head: Head, payload: &[u8], last| parse(&datagram(&head, payload, last)).is_some();
         assert!(good(HEAD, &[1, 2, 3], true) && good(HEAD, &[1, 2], false));
+        let event = datagram(&Head { solicited: true, ..HEAD }, &[1, 2, 3], true);
+        assert!(parse(&event).is_some_and(|segment| segment.head.solicited));
         assert!(!good(HEAD, &[1, 2, 3], false), "the last one says so");
         assert!(!good(HEAD, &[1, 2], true));
         assert!(!good(HEAD, &[1, 2, 3, 4], true), "beyond the end");

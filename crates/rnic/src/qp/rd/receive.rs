@@ -8,7 +8,7 @@ use uwarp_proto::rd::{MessageId, Placed, Ticket};
 use uwarp_wire::ddp::{self, QN_ATOMIC_RESPONSE, QN_READ_REQUEST, QN_SEND, QN_TERMINATE, Tagged, Untagged};
 use uwarp_wire::rd::chunk::Reason;
 use uwarp_wire::rd::segment::First;
-use uwarp_wire::rdmap::{AtomicResponse, Control, Opcode, RV};
+use uwarp_wire::rdmap::{AtomicResponse, Control, Opcode, RV, UWARP_SOLICITED};
 
 use super::RdCore;
 use super::asked::Answer;
@@ -200,7 +200,7 @@ impl RdCore {
 
     /// Takes the next receive for an RDMA Write with an immediate. None of its bytes goes there.
     pub(super) fn bind_write(&mut self, segment: &RdSegment<'_>, arrival: &Arrival) -> Result<(), Placed> {
-        self.bind(segment, 0, false, arrival)?;
+        self.bind(segment, 0, is_solicited(segment), arrival)?;
         if let Some(bound) = self.receives.bound.get_mut(&segment.message) {
             bound.is_write = true;
             bound.immediate = segment.first.and_then(|first| first.immediate);
@@ -324,6 +324,11 @@ enum Arrives {
     AtomicRequest,
     /// To this request of ours.
     Answer(u32, Answer),
+}
+
+/// Whether the completion of an RDMA Write with an immediate is to be a solicited one.
+pub(super) fn is_solicited(segment: &RdSegment<'_>) -> bool {
+    matches!(segment.ddp, ddp::Header::Tagged(ddp) if ddp.rsvdulp & UWARP_SOLICITED != 0)
 }
 
 /// `None`: nothing that is taken here.

@@ -8,7 +8,7 @@ use uwarp_proto::rd::{MessageId, Placed};
 use uwarp_wire::rd::chunk::Reason;
 
 use super::RdCore;
-use super::receive::{RdSegment, Receives};
+use super::receive::{RdSegment, Receives, is_solicited};
 use crate::cq::Cq;
 use crate::error::VerbsError;
 use crate::qp::datagrams::Arrival;
@@ -56,6 +56,7 @@ impl RdCore {
             to: at.1,
             len: segment.message_len,
             immediate: segment.first.and_then(|first| first.immediate).ok_or(invalid)?,
+            solicited: is_solicited(segment),
         };
         let Some(record) = recording.records.begin(about) else {
             self.drops.no_record += 1;

@@ -6,7 +6,7 @@ use std::collections::VecDeque;
 use smallvec::SmallVec;
 use uwarp_proto::rd::{Target, Ticket};
 use uwarp_wire::ddp::{QN_READ_REQUEST, QN_SEND};
-use uwarp_wire::rdmap::{AtomicRequest, Control, Opcode, ReadRequest};
+use uwarp_wire::rdmap::{AtomicRequest, Control, Opcode, ReadRequest, UWARP_SOLICITED};
 
 use crate::ah::Endpoint;
 use crate::qp::datagrams::copy_inline;
@@ -42,6 +42,7 @@ impl Request {
     /// Where its message goes at the receiver. `None`: this service has no such operation.
     pub fn target(&self) -> Option<Target> {
         let control = |opcode| Control::new(opcode).to_byte();
+        let event = if self.solicited { UWARP_SOLICITED } else { 0 };
         let asks =
             |opcode| Some(Target::Untagged { qn: QN_READ_REQUEST, rsvdulp: control(opcode), rsvdulp32: 0 });
         match self.op {
@@ -49,11 +50,12 @@ impl Request {
                 let opcode = if self.solicited { Opcode::SendSe } else { Opcode::Send };
                 Some(Target::Untagged { qn: QN_SEND, rsvdulp: control(opcode), rsvdulp32: 0 })
             }
-            SendOp::Write { stag, to } | SendOp::WriteImmediate { stag, to, .. } => {
-                Some(Target::Tagged { stag, to, rsvdulp: control(Opcode::Write) })
+            SendOp::Write { stag, to } => Some(Target::Tagged { stag, to, rsvdulp: control(Opcode::Write) }),
+            SendOp::WriteImmediate { stag, to, .. } => {
+                Some(Target::Tagged { stag, to, rsvdulp: control(Opcode::Write) | event })
             }
             SendOp::WriteRecord { stag, to, .. } => {
-                Some(Target::Tagged { stag, to, rsvdulp: control(Opcode::WriteRecord) })
+                Some(Target::Tagged { stag, to, rsvdulp: control(Opcode::WriteRecord) | event })
             }
             SendOp::Read { invalidate_local: false, .. } => asks(Opcode::ReadRequest),
             SendOp::FetchAdd { .. } | SendOp::CmpSwap { .. } => asks(Opcode::AtomicRequest),

@@ -6,7 +6,7 @@ use smallvec::SmallVec;
 use uwarp_mem as mem;
 use uwarp_proto::rd::MessageId;
 use uwarp_wire::ddp::{self, QN_SEND, Tagged, Untagged};
-use uwarp_wire::rdmap::{Control, Opcode, RV};
+use uwarp_wire::rdmap::{Control, Opcode, RV, UWARP_SOLICITED};
 
 use super::UcCore;
 use crate::mr::{Access, Part};
@@ -30,6 +30,7 @@ enum Kind {
     Write {
         stag: u32,
         to: u64,
+        solicited: bool,
     },
 }
 
@@ -151,7 +152,7 @@ impl UcCore {
         }
         let kind = kind_of(segment).ok_or(Dropped::Refused)?;
         let len = segment.message_len;
-        if let Kind::Write { stag, to } = kind {
+        if let Kind::Write { stag, to, .. } = kind {
             if !self.shell.attr.access.contains(Access::REMOTE_WRITE) {
                 return Err(Dropped::Refused);
             }
@@ -214,7 +215,7 @@ impl UcCore {
                     return Ok(());
                 }
             }
-            Kind::Write { stag, to } if count > 0 => {
+            Kind::Write { stag, to, .. } if count > 0 => {
                 let at = to.wrapping_add(u64::from(segment.offset));
                 let (part, pd) = (Part { stag, to: at, len: segment.bytes.len() }, self.shell.pd.id());
                 let copy = |place| mem::copy_in(place, segment.bytes);
@@ -252,9 +253,9 @@ impl UcCore {
                 received.send.count(whole.len);
                 (WcOpcode::Recv, solicited)
             }
-            Kind::Write { .. } => {
+            Kind::Write { solicited, .. } => {
                 received.write.messages += 1;
-                (WcOpcode::RecvRdmaWithImm, false)
+                (WcOpcode::RecvRdmaWithImm, solicited)
             }
         };
         if !whole.has_receive {
@@ -276,7 +277,8 @@ fn kind_of(segment: &RdSegment<'_>) -> Option<Kind> {
     match segment.ddp {
         ddp::Header::Tagged(Tagged { stag, to, rsvdulp, .. }) => match Control::parse(rsvdulp) {
             Control { version: RV, opcode: Opcode::Write } => {
-                Some(Kind::Write { stag, to: to.wrapping_sub(u64::from(segment.offset)) })
+                let to = to.wrapping_sub(u64::from(segment.offset));
+                Some(Kind::Write { stag, to, solicited: rsvdulp & UWARP_SOLICITED != 0 })
             }
             _ => None,
         },

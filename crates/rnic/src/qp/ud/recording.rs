@@ -135,6 +135,7 @@ impl Recording {
             to: head.to,
             len: head.message_len,
             immediate: head.immediate,
+            solicited: head.solicited,
         };
         let range = head.offset..head.offset + segment.payload.len() as u32;
         let is_last = range.end == head.message_len;
