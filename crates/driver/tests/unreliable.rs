@@ -383,6 +383,42 @@ fn who_guesses_names_of_memory_is_refused_for_a_while() {
     assert_eq!((came, &end.memory[..64]), (1, &pattern(64, 2)[..]));
 }
 
+/// Whoever has taken the port of a peer that has ended can know all but the PSN.
+#[test]
+fn who_guesses_the_psn_is_refused_for_a_while() {
+    let mut peer = Peer::new();
+    let end = End::new().with_peer(peer.at, peer.qpn);
+    (0..8).for_each(|at| end.recv(at, 0, 64));
+    let psn = peer.psn;
+    for wrong in 1..=20 {
+        peer.psn = psn + wrong;
+        peer.send(&end, pattern(64, 1));
+    }
+    peer.psn = psn;
+    peer.send(&end, pattern(64, 1));
+    peer.until_left(21, &end, |wc| panic!("{wc:?}"));
+    assert_eq!(
+        end.drops(),
+        Drops { qkey: 21, ..Drops::default() },
+        "the right one was behind twenty wrong ones"
+    );
+
+    // Of a peer that has said the right one before, wrong ones are what an earlier life has left.
+    let mut peer = Peer::new();
+    let end = End::new().with_peer(peer.at, peer.qpn);
+    (0..8).for_each(|at| end.recv(at, 0, 64));
+    let mut came = 0;
+    peer.send(&end, pattern(64, 1));
+    for wrong in 1..=20 {
+        peer.psn = psn + wrong;
+        peer.send(&end, pattern(64, 1));
+    }
+    peer.psn = psn;
+    peer.send(&end, pattern(64, 2));
+    peer.until_left(22, &end, |_| came += 1);
+    assert_eq!((came, end.drops()), (2, Drops { qkey: 20, ..Drops::default() }));
+}
+
 #[test]
 fn a_peer_that_is_not_there_ends_nothing() {
     let nobody = UdpSocket::bind("127.0.0.1:0").unwrap().local_addr().unwrap();

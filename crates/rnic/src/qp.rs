@@ -31,7 +31,7 @@ pub use records::{MOST_RANGES, MOST_RECORDS, Record};
 pub use rights::Source;
 pub use rnr::rnr_limit;
 pub use state::QpState;
-pub use uc::{UcCore, UcMessage};
+pub use uc::{UcCore, UcMessage, UcPlaced};
 pub use ud::{MAX_PAYLOAD as MAX_DATAGRAM, MOST_PAYLOAD as MOST_DATAGRAM, PeerError, UdCore};
 
 pub use crate::queues::MAX_MESSAGE;

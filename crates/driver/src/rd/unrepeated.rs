@@ -11,9 +11,12 @@ use uwarp_llp::route::source_for;
 use uwarp_proto::rd::{self, Bytes, MessageId, PostError};
 use uwarp_rnic::ah::Endpoint;
 use uwarp_rnic::cq::{Coverage, Feeder};
-use uwarp_rnic::qp::{Drops, Now, QpAttr, QpInit, QpModify, RdSegment, Snapshot, UcCore, UcMessage};
+use uwarp_rnic::qp::{
+    Drops, Now, QpAttr, QpInit, QpModify, RdSegment, Snapshot, UcCore, UcMessage, UcPlaced,
+};
 use uwarp_rnic::{RecvWr, SendWr, VerbsError, WcStatus};
 
+use super::penalty::Penalties;
 use super::{Exchanges, Owner, Turn, answers};
 use crate::nic::Nic;
 use crate::pair::QueuePair;
@@ -211,6 +214,8 @@ pub(super) struct Unrepeated {
     next: u64,
     piece: Vec<u8>,
     until: Option<Instant>,
+    /// Of PSNs: those of an exchange, at a queue pair.
+    guesses: Penalties,
 }
 
 impl Unrepeated {
@@ -312,10 +317,20 @@ impl Turn {
         if answers::name_memory(&segment.ddp) && self.penalties.refuses(now, exchange) {
             return self.call_unrepeated(&qp, UcCore::refuse);
         }
-        // Who guesses the names of memory hears no answer, and could do it all the faster. (This process
-        // itself has nothing to guess.)
-        if !self.call_unrepeated(&qp, |core| core.place(segment)) && exchange != NO_EXCHANGE {
-            self.penalties.note(now, exchange);
+        // Whoever takes the port of a peer that has ended must not find the PSN by trying. (What comes late
+        // for an earlier life of the queue pair comes with an exchange that it knows, as a rule.)
+        let place = exchange << 24 | u64::from(qpn);
+        let is_known = qp.inner.lock().knows(exchange);
+        if !is_known && self.unrepeated.guesses.refuses(now, place) {
+            return self.call_unrepeated(&qp, UcCore::refuse_stranger);
+        }
+        match self.call_unrepeated(&qp, |core| core.place(segment)) {
+            // This process itself has nothing to guess.
+            _ if exchange == NO_EXCHANGE => {}
+            UcPlaced::Fine => {}
+            // Who guesses the names of memory hears no answer, and could do it all the faster.
+            UcPlaced::NoRight => self.penalties.note(now, exchange),
+            UcPlaced::NoPsn => self.unrepeated.guesses.note(now, place),
         }
     }
 

@@ -19,6 +19,7 @@ use uwarp_wire::rd::segment::First;
 use uwarp_wire::rdmap::{Control, Opcode, UWARP_SOLICITED};
 
 use self::receive::Incomplete;
+pub use self::receive::UcPlaced;
 use super::attr::{QpAttr, QpInit, QpModify};
 use super::counters::Snapshot;
 use super::datagrams::{Drops, copy_out};
@@ -56,6 +57,8 @@ pub struct UcCore {
     incomplete: Option<Incomplete>,
     /// The last message that has begun. What comes of those before it comes too late.
     last: Option<MessageId>,
+    /// The exchange with which the peer's last good message has come, in any life of this queue pair.
+    known: Option<u64>,
     /// Regions that the peer named last.
     remote: MrCache,
     drops: Drops,
@@ -72,6 +75,7 @@ impl UcCore {
             drain_end: 0,
             incomplete: None,
             last: None,
+            known: None,
             remote: MrCache::of_peer(qpn),
             drops: Drops::default(),
         }

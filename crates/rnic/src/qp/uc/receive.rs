@@ -76,11 +76,25 @@ impl Arrived {
     }
 }
 
+/// What whoever has sent a segment has done.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum UcPlaced {
+    /// Nothing that another one must hear of.
+    Fine,
+    /// It has named memory that it may not write.
+    NoRight,
+    /// It speaks from the peer's address and port, in an exchange of which no good message has come, and
+    /// does not know the PSN.
+    NoPsn,
+}
+
 /// Why a message is dropped.
 enum Dropped {
     State,
-    /// It is not of the peer, or of another life of it.
+    /// It is not of the peer.
     Stranger,
+    /// It is of another life of the peer, or of who has its place.
+    Psn,
     NoReceive,
     TooLong,
     /// It is neither Send nor Write, or names memory that it may not write.
@@ -91,13 +105,18 @@ enum Dropped {
 
 impl UcCore {
     /// Takes a segment: places it, and completes the message if that is whole now; or drops the message. The
-    /// sender is not told. False: it has named memory that it may not write.
-    pub fn place(&mut self, segment: &RdSegment<'_>) -> bool {
-        let refused = self.drops.access;
-        let drops = match self.take(segment) {
+    /// sender is not told.
+    pub fn place(&mut self, segment: &RdSegment<'_>) -> UcPlaced {
+        let taken = self.take(segment);
+        let placed = match taken {
+            Err(Dropped::Refused) => UcPlaced::NoRight,
+            Err(Dropped::Psn) if !self.knows(segment.message.exchange) => UcPlaced::NoPsn,
+            _ => UcPlaced::Fine,
+        };
+        let drops = match taken {
             Ok(()) => None,
             Err(Dropped::State) => Some(&mut self.drops.state),
-            Err(Dropped::Stranger) => Some(&mut self.drops.qkey),
+            Err(Dropped::Stranger | Dropped::Psn) => Some(&mut self.drops.qkey),
             Err(Dropped::NoReceive) => Some(&mut self.drops.no_receive),
             Err(Dropped::TooLong) => Some(&mut self.drops.too_long),
             Err(Dropped::Refused) => Some(&mut self.drops.access),
@@ -107,12 +126,22 @@ impl UcCore {
             *drops += 1;
         }
         self.check_overflow();
-        self.drops.access == refused
+        placed
+    }
+
+    /// Whether the last good message of the peer has come with this exchange.
+    pub fn knows(&self, exchange: u64) -> bool {
+        self.known == Some(exchange)
     }
 
     /// Drops a segment that names memory, whatever it names.
     pub fn refuse(&mut self) {
         self.drops.access += 1;
+    }
+
+    /// Drops a segment, whatever its PSN.
+    pub fn refuse_stranger(&mut self) {
+        self.drops.qkey += 1;
     }
 
     fn take(&mut self, segment: &RdSegment<'_>) -> Result<(), Dropped> {
@@ -148,8 +177,9 @@ impl UcCore {
     fn begin(&mut self, segment: &RdSegment<'_>) -> Result<(), Dropped> {
         let first = segment.first.ok_or(Dropped::Incomplete)?;
         if first.qkey != self.shell.attr.rq_psn {
-            return Err(Dropped::Stranger);
+            return Err(Dropped::Psn);
         }
+        self.known = Some(segment.message.exchange);
         let kind = kind_of(segment).ok_or(Dropped::Refused)?;
         let len = segment.message_len;
         if let Kind::Write { stag, to, .. } = kind {

@@ -162,7 +162,7 @@ fn memory_that_may_not_be_written_is_not() {
         RdSegment { ddp: send_header(Opcode::ReadRequest), ..good(&b, 5) },
     ];
     for (segment, count) in wrong.iter().zip(1..) {
-        assert!(!b.core.place(segment));
+        assert_eq!(b.core.place(segment), UcPlaced::NoRight);
         assert_eq!(b.core.drops(), Drops { access: count, ..Drops::default() });
     }
     // A rest that goes elsewhere than its beginning.
@@ -173,7 +173,7 @@ fn memory_that_may_not_be_written_is_not() {
     let none = QpModify { access: Some(Access::empty()), ..QpModify::default() };
     b.core.modify(&none, None).unwrap();
     let segment = good(&b, 7);
-    assert!(!b.core.place(&segment));
+    assert_eq!(b.core.place(&segment), UcPlaced::NoRight);
     assert_eq!(b.text(1000, 2), b"a\xEE");
 }
 
