@@ -641,8 +641,8 @@ impl Conn {
             // What the library does with the connection is not the program's.
             _ if self.joining.load(Ordering::Acquire) => 0,
             // Bytes behind a marker cannot be read yet, nor those behind one that may still come in front of
-            // the end. A stand-in shows an end once and for ever, so a program with EPOLLET that found nothing
-            // to read would not hear of them.
+            // the end. A stand-in shows an end once and for ever, so a program with EPOLLET that found
+            // nothing to read would not hear of them.
             _ if inbound.found().is_some() || inbound.is_looking() => kernel & libc::POLLERR,
             _ => kernel & (libc::POLLRDHUP | libc::POLLHUP | libc::POLLERR),
         };
