@@ -327,7 +327,7 @@ fn rdmap() -> Vec<Row> {
             one(Tagged { rdmap_version: 3, ..write(v.writable.stag(), BASE, 8) }.ulpdu())
         }),
         bad("RDMAP: unknown opcode, untagged", (0, 2, 6), Ddp, "RFC 5040 section 7.2", |_| {
-            one(Untagged { opcode: 0xC, ..Untagged::send(1, 8) }.ulpdu())
+            one(Untagged { opcode: 0xD, ..Untagged::send(1, 8) }.ulpdu())
         }),
         bad("RDMAP: unknown opcode, tagged", (0, 2, 6), Ddp, "RFC 5040 section 7.2", |v| {
             one(Tagged { opcode: 0xE, ..write(v.writable.stag(), BASE, 8) }.ulpdu())
