@@ -37,8 +37,10 @@ use std::time::{Duration, Instant};
 use rustc_hash::FxHashMap;
 use rustix::io::Errno;
 use smallvec::SmallVec;
+use uwarp_llp::route::source_for;
 use uwarp_llp::udp::{self, Incoming, Outgoing};
 use uwarp_proto::rd::{self, Action, Bytes, Failure, PacketBuf, Payload, Placed, PostError, Rd, Ticket};
+use uwarp_rnic::ah::Endpoint;
 use uwarp_rnic::mr::random_u32;
 use uwarp_rnic::qp::{Arrival, Now, RdCore, RdMessage, RdSegment};
 use uwarp_rnic::{VerbsError, WcStatus, trace};
@@ -220,6 +222,15 @@ impl Exchanges {
                 empty_at: AtomicU64::new(0),
             }
         }))
+    }
+
+    /// From which address of this host to which a message goes.
+    fn route_to(&self, endpoint: &Endpoint) -> Result<rd::Route, Errno> {
+        let from = match endpoint.from {
+            Some(from) => from,
+            None => source_for(None, endpoint.to, true)?,
+        };
+        Ok(rd::Route { local: SocketAddr::new(from, self.number), remote: endpoint.to })
     }
 
     /// A packet of this service has come. What follows from it goes out with [`Self::after_input`].
@@ -512,20 +523,7 @@ impl Turn {
         if asks && self.answers.are_too_many(exchange) {
             return answers::NOT_NOW;
         }
-        let bytes = match &arrival.bytes {
-            Bytes::Datagram(range) => datagram.get(range.clone()).unwrap_or(&[]),
-            Bytes::Held(bytes) => bytes,
-        };
-        let segment = RdSegment {
-            message: arrival.message,
-            source_qpn: arrival.pair.source,
-            remote: arrival.route.remote,
-            offset: arrival.offset,
-            message_len: arrival.message_len,
-            first: arrival.first,
-            ddp: arrival.ddp,
-            bytes,
-        };
+        let segment = segment_of(arrival, datagram);
         // TODO(docs/rd.md section 7.2): `Rd::may_bind`, once a message beyond the bound can be told "not
         // now". Told "no receive", one of a sender without retries fails although there are receives.
         let placed = self.place_in(&qp, &segment, &arrival.route);
@@ -662,7 +660,7 @@ impl Turn {
     fn post(&mut self, now: &Now, qp: &RdQp, core: &mut RdCore) {
         while let Some(RdMessage { request, endpoint, message }) = core.next_message() {
             let owner = Owner::Request { qp: qp.me.clone(), request };
-            let route = match qp.route_to(&endpoint) {
+            let route = match qp.exchanges.route_to(&endpoint) {
                 Ok(route) => route,
                 Err(error) => {
                     tracing::debug!(to = %endpoint.to, "no route: {error}");
@@ -708,6 +706,24 @@ impl Turn {
             self.leaving = Leaving::Gone;
             linger::stream_given_up();
         }
+    }
+}
+
+/// A segment that has come, as its queue pair takes it.
+fn segment_of<'a>(arrival: &'a rd::Arrival, datagram: &'a [u8]) -> RdSegment<'a> {
+    let bytes = match &arrival.bytes {
+        Bytes::Datagram(range) => datagram.get(range.clone()).unwrap_or(&[]),
+        Bytes::Held(bytes) => bytes,
+    };
+    RdSegment {
+        message: arrival.message,
+        source_qpn: arrival.pair.source,
+        remote: arrival.route.remote,
+        offset: arrival.offset,
+        message_len: arrival.message_len,
+        first: arrival.first,
+        ddp: arrival.ddp,
+        bytes,
     }
 }
 

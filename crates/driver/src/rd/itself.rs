@@ -13,14 +13,14 @@ use uwarp_wire::rd::chunk::Reason;
 use super::{Owner, RdQp, Turn, answers};
 
 /// Bytes that are copied at a time, over this buffer.
-const PIECE: u32 = 64 * 1024;
+pub(super) const PIECE: u32 = 64 * 1024;
 /// Bytes of one turn. The rest follows after a moment in which others have theirs.
-const TURN: u32 = 1 << 20;
-const MOMENT: Duration = Duration::from_micros(20);
+pub(super) const TURN: u32 = 1 << 20;
+pub(super) const MOMENT: Duration = Duration::from_micros(20);
 /// `rnr_retry` without a limit.
 const RETRY_FOREVER: u8 = 7;
 /// The machine counts its exchanges from 1.
-const NO_EXCHANGE: u64 = 0;
+pub(super) const NO_EXCHANGE: u64 = 0;
 
 struct Message {
     owner: Owner,

@@ -1,12 +1,7 @@
 //! A queue pair of reliable datagrams, as the calls of a program see it.
 
-use std::net::SocketAddr;
 use std::sync::{Arc, Weak};
 
-use rustix::io::Errno;
-use uwarp_llp::route::source_for;
-use uwarp_proto::rd;
-use uwarp_rnic::ah::Endpoint;
 use uwarp_rnic::cq::{Coverage, Feeder};
 use uwarp_rnic::qp::{
     Drops, Now, QpAttr, QpInit, QpModify, QpState, RdCore, RdInit, Record, Snapshot, Source as Allowed,
@@ -27,7 +22,7 @@ pub struct RdQp {
     pub(super) me: Weak<Self>,
     shell: Shell,
     port: Arc<DatagramPort>,
-    exchanges: Arc<Exchanges>,
+    pub(super) exchanges: Arc<Exchanges>,
     pub(super) inner: Mutex<RdCore, 18>,
     destroyed: Mutex<bool, 19>,
 }
@@ -57,15 +52,6 @@ impl RdQp {
     /// Its number.
     pub fn qpn(&self) -> u32 {
         self.shell.qpn()
-    }
-
-    /// From which address of this host to which a message goes.
-    pub(super) fn route_to(&self, endpoint: &Endpoint) -> Result<rd::Route, Errno> {
-        let from = match endpoint.from {
-            Some(from) => from,
-            None => source_for(None, endpoint.to, true)?,
-        };
-        Ok(rd::Route { local: SocketAddr::new(from, self.exchanges.number), remote: endpoint.to })
     }
 
     /// Posts messages. On a refusal, says which one (the ones before it are posted) and why. Never blocks.

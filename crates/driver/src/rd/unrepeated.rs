@@ -2,13 +2,10 @@
 //! its port: its messages ride in the exchanges of reliable datagrams (docs/rd.md section 5.5).
 
 use std::collections::VecDeque;
-use std::net::SocketAddr;
 use std::sync::{Arc, Weak};
-use std::time::{Duration, Instant};
+use std::time::Instant;
 
-use rustix::io::Errno;
-use uwarp_llp::route::source_for;
-use uwarp_proto::rd::{self, Bytes, MessageId, PostError};
+use uwarp_proto::rd::{self, MessageId, PostError};
 use uwarp_rnic::ah::Endpoint;
 use uwarp_rnic::cq::{Coverage, Feeder};
 use uwarp_rnic::qp::{
@@ -16,21 +13,14 @@ use uwarp_rnic::qp::{
 };
 use uwarp_rnic::{RecvWr, SendWr, VerbsError, WcStatus};
 
+use super::itself::{MOMENT, NO_EXCHANGE, PIECE, TURN};
 use super::penalty::Penalties;
-use super::{Exchanges, Owner, Turn, answers};
+use super::{Exchanges, Owner, Turn, answers, segment_of};
 use crate::nic::Nic;
 use crate::pair::QueuePair;
 use crate::shell::{Shell, post_each, post_together};
 use crate::sync::{Mutex, MutexGuard};
 use crate::ud::DatagramPort;
-
-/// Bytes of a message to this process that are copied at a time, and those of one turn.
-const PIECE: u32 = 64 * 1024;
-const TURN: u32 = 1 << 20;
-/// In which other threads have their turns.
-const MOMENT: Duration = Duration::from_micros(20);
-/// The machine counts its exchanges from 1.
-const NO_EXCHANGE: u64 = 0;
 
 /// A queue pair of an unreliable connection.
 pub struct UcQp {
@@ -67,14 +57,6 @@ impl UcQp {
     /// Its number.
     pub fn qpn(&self) -> u32 {
         self.shell.qpn()
-    }
-
-    fn route_to(&self, endpoint: &Endpoint) -> Result<rd::Route, Errno> {
-        let from = match endpoint.from {
-            Some(from) => from,
-            None => source_for(None, endpoint.to, true)?,
-        };
-        Ok(rd::Route { local: SocketAddr::new(from, self.exchanges.number), remote: endpoint.to })
     }
 
     /// Posts messages. On a refusal, says which one (the ones before it are posted) and why. Never blocks.
@@ -258,7 +240,7 @@ impl Turn {
     /// Hands over what a queue pair has to send. Its lock is held.
     fn post_unrepeated(&mut self, now: &Now, qp: &UcQp, core: &mut UcCore) {
         while let Some(UcMessage { request, endpoint, message }) = core.next_message() {
-            let Ok(route) = qp.route_to(&endpoint) else {
+            let Ok(route) = qp.exchanges.route_to(&endpoint) else {
                 core.finished(request, false);
                 continue;
             };
@@ -294,21 +276,7 @@ impl Turn {
 
     /// Places a segment that has come, or drops it.
     pub(super) fn place_unrepeated(&mut self, now: &Now, arrival: &rd::Arrival, datagram: &[u8]) {
-        let bytes = match &arrival.bytes {
-            Bytes::Datagram(range) => datagram.get(range.clone()).unwrap_or(&[]),
-            Bytes::Held(bytes) => bytes,
-        };
-        let segment = RdSegment {
-            message: arrival.message,
-            source_qpn: arrival.pair.source,
-            remote: arrival.route.remote,
-            offset: arrival.offset,
-            message_len: arrival.message_len,
-            first: arrival.first,
-            ddp: arrival.ddp,
-            bytes,
-        };
-        self.place_segment(now, arrival.pair.destination, &segment);
+        self.place_segment(now, arrival.pair.destination, &segment_of(arrival, datagram));
     }
 
     fn place_segment(&mut self, now: &Now, qpn: u32, segment: &RdSegment<'_>) {
