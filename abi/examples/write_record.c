@@ -142,7 +142,8 @@ static void send_frames(struct ibv_pd *pd, int fd, struct place peer, char *memo
 	printf("%u frames of %u bytes have left\n", frames, bytes);
 }
 
-/* Takes what comes, until the client has done and nothing more does. Returns whether all that is valid is right. */
+/* Takes what comes, until the client has done and nothing more does. Returns whether all that is valid is right. (Of long
+ * frames over unreliable datagrams, none may come whole.) */
 static int take_frames(int fd, const char *memory, uint32_t bytes, uint32_t frames, int reliable)
 {
 	__typeof__(uwarpdv_get_record) *get_record = find("uwarpdv_get_record");
@@ -178,7 +179,7 @@ static int take_frames(int fd, const char *memory, uint32_t bytes, uint32_t fram
 	}
 	printf("%lu frames came whole, %lu in part, of %u; %lu bytes are valid, %lu of them wrong\n", whole, partly, frames, valid,
 	       wrong);
-	return !wrong && whole && (!reliable || whole == frames);
+	return !wrong && valid && (!reliable || whole == frames);
 }
 
 int main(int argc, char **argv)

@@ -18,6 +18,14 @@ pub struct Timeouts {
     pub ready: Duration,
     /// Until a listener that had no descriptors left tries again.
     pub no_descriptors: Duration,
+    /// The longest time that [`EventKind::Disconnected`] waits for the program to poll the completions that
+    /// came with the peer's last bytes. From InfiniBand's manager and from adapters, the event comes through
+    /// the kernel, some hundred microseconds behind them. Programs look for completions, then for events, and
+    /// destroy the queue pair on this one, with all completions that came in between (libfabric's rxm then
+    /// waits for them for ever). On a busy machine, a program may not run for a long time.
+    ///
+    /// [`EventKind::Disconnected`]: crate::EventKind::Disconnected
+    pub unpolled: Duration,
 }
 
 impl Default for Timeouts {
@@ -28,6 +36,7 @@ impl Default for Timeouts {
             request: Duration::from_secs(5),
             ready: Duration::from_secs(10),
             no_descriptors: Duration::from_millis(100),
+            unpolled: Duration::from_millis(50),
         }
     }
 }
@@ -55,15 +64,7 @@ pub fn timewait(ack_timeout: Option<u8>) -> Duration {
     Duration::from_millis(1 << ack_timeout.unwrap_or(19).min(31).saturating_sub(8))
 }
 
-/// The longest time that [`EventKind::Disconnected`] waits for the program to poll the completions that came
-/// with the peer's last bytes. From InfiniBand's manager and from adapters, the event comes through the
-/// kernel, some hundred microseconds behind them. Programs look for completions, then for events, and destroy
-/// the queue pair on this one, with all completions that came in between (libfabric's rxm then waits for them
-/// for ever). On a busy machine, a program may not run for a long time.
-///
-/// [`EventKind::Disconnected`]: crate::EventKind::Disconnected
-pub const UNPOLLED: Duration = Duration::from_millis(50);
-/// The interval of the checks whether they have been polled. After an end that is not the peer's orderly one,
+/// The interval of the checks whether a program has polled what came before the end. After an end that is not the peer's orderly one,
 /// the longest wait, in the views that pass for InfiniBand.
 pub const UNPOLLED_LOOK: Duration = Duration::from_millis(5);
 

@@ -160,7 +160,8 @@ fn meet_at(address: SocketAddr) {
 /// (libfabric's rxm) lost the completion of a message that came together with the end.
 #[test]
 fn the_end_is_reported_when_the_completions_before_it_were_polled() {
-    let cm = cm(Timeouts::default());
+    // However long this thread gets no processor between two lines.
+    let cm = cm(Timeouts { unpolled: PATIENCE * 10, ..Timeouts::default() });
     let (server, client) = (channel(), channel());
     let listener = listening(&cm, &server, local(0), 0);
     for round in 0..50 {

@@ -210,3 +210,18 @@ fn who_is_not_there_is_given_up() {
     world.run(Duration::from_secs(60), |_| true);
     assert_eq!(world.hosts[0].finished.last(), Some(&(long, Err(Failure::Silent))));
 }
+
+/// A virtual machine whose host is busy, a laptop that sleeps: nobody listened, and nothing was on its way.
+#[test]
+fn a_time_in_which_both_stood_still_ends_nothing() {
+    let mut world = World::new();
+    let ticket = world.hosts[0].post(&world.at(), 1 << 24, false);
+    for _ in 0..2 {
+        world.run(world.now + MS * 10, |_| false);
+        assert_eq!(world.hosts[0].finished, [], "it is under way");
+        world.flying.clear();
+        world.now += Duration::from_secs(40);
+    }
+    world.run(world.now + Duration::from_secs(5), |_| false);
+    assert_eq!(world.hosts[0].finished, [(ticket, Ok(()))]);
+}

@@ -36,6 +36,9 @@ use crate::proof::Proof;
 /// A cookie is good for this long. Far less than an entry, so that none outlives the one that it has made;
 /// the 64 s of rdma_cm's cookies would not do.
 const COOKIE_LIFE: Duration = Duration::from_secs(16);
+/// Whose timer is served so late has not run, nor perhaps its machine (a virtual one whose host is busy, a
+/// laptop that sleeps, a debugger): its peers were not silent, nobody listened.
+const STOOD_STILL: Duration = Duration::from_secs(1);
 /// Challenges in a second, and answers to packets without an exchange.
 const CHALLENGES: u32 = 1000;
 const UNKNOWNS: u32 = 100;
@@ -650,6 +653,15 @@ impl Rd {
     fn on_timer(&mut self, now: Instant, id: PeerId) {
         let Some(peer) = self.peers.get_mut(id) else { return };
         peer.dead.retain(|dead| dead.until > now);
+        let late = peer.timer.map_or(Duration::ZERO, |due| now.saturating_duration_since(due));
+        if late >= STOOD_STILL {
+            peer.waiting_since = peer.waiting_since.map(|since| since + late);
+            let attempt = peer.attempt.iter_mut().filter_map(|attempt| match attempt {
+                Attempt::Opening(opening) => Some(opening),
+                Attempt::Asking { .. } => None,
+            });
+            peer.exchange.iter_mut().chain(attempt).for_each(|exchange| exchange.excuse(late));
+        }
         let mut is_over =
             |exchange: &mut Box<Exchange>| exchange.handle_timeout(now, &self.config, &mut self.actions);
         let over = peer.exchange.as_mut().and_then(&mut is_over);

@@ -527,6 +527,11 @@ impl Exchange {
         self.waiting_since.map(|since| since.max(self.last_heard) + config.patience)
     }
 
+    /// This end stood still for so long: it could not hear the peer either.
+    pub(super) fn excuse(&mut self, time: Duration) {
+        self.waiting_since = self.waiting_since.map(|since| since.max(self.last_heard) + time);
+    }
+
     fn unknown_probe_at(&self) -> Option<Instant> {
         let pause = self.recovery.rtt.probe_delay(0);
         (self.unknowns > 0 && !self.has_probed).then(|| self.unknown_at + pause)

@@ -21,7 +21,7 @@ use crate::machine::StreamEvent;
 use crate::machine::active::Active;
 use crate::params::{agreed, cut, depths_of, of_request};
 use crate::state::{State, Step};
-use crate::timeouts::{RETRIES, UNPOLLED, UNPOLLED_LOOK};
+use crate::timeouts::{RETRIES, UNPOLLED_LOOK};
 
 /// The queue pair of a connection.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -568,7 +568,7 @@ impl Life {
         // A stream that broke has few completions that are worth the wait, and bad peers break many streams.
         let longest = match why {
             Disconnect::LocalClosed => None,
-            Disconnect::PeerClosed => Some(UNPOLLED),
+            Disconnect::PeerClosed => Some(self.rules.timeouts.unpolled),
             _ => self.rules.infiniband.then_some(UNPOLLED_LOOK),
         };
         // A program that moves its queue pair itself may have received before it says that it is established.

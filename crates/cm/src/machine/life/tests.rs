@@ -24,7 +24,7 @@ use super::super::handshake::Event as Setup;
 use super::super::testing::{self, Clock};
 use super::super::{Ends, StreamEvent};
 use super::*;
-use crate::timeouts::{UNPOLLED, UNPOLLED_LOOK};
+use crate::timeouts::UNPOLLED_LOOK;
 
 const ACK_TIMEOUT: u8 = 14;
 const TIMEWAIT: Duration = Duration::from_millis(64);
@@ -631,7 +631,7 @@ fn the_end_waits_until_the_completions_before_it_are_polled() {
     assert_eq!((shell.did(), shell.life.state()), ("look, Disconnected 0".into(), State::Closed));
     // Never polled.
     let mut shell = ended(false, Disconnect::PeerClosed);
-    shell.pass(UNPOLLED - Duration::from_millis(1));
+    shell.pass(Timeouts::default().unpolled - Duration::from_millis(1));
     assert_eq!(shell.did(), ["look"; 10].join(", "));
     shell.pass(Duration::from_millis(1));
     assert_eq!(shell.did(), "Disconnected 0");
@@ -671,7 +671,7 @@ fn deadlines_of_an_id_are_told_apart() {
     assert_eq!(shell.call(|life, now| life.disconnect(now)), Ok(true), "the peer is left");
     assert_eq!(shell.did(), "Disconnected 0");
     // The times of the next look, of the longest wait and of the indication come.
-    for time in [UNPOLLED_LOOK, UNPOLLED, Timeouts::default().ready, Duration::from_secs(60)] {
+    for time in [UNPOLLED_LOOK, Timeouts::default().unpolled, Timeouts::default().ready, Duration::from_secs(60)] {
         shell.clock.pass(time);
         shell.life.handle_timeout(&shell.clock.now());
         shell.run();

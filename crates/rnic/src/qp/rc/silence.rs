@@ -7,6 +7,8 @@
 
 use std::time::{Duration, Instant};
 
+use super::timers::LOOK_EVERY;
+
 /// How long the peer's system may be silent.
 const LIMIT: Duration = Duration::from_secs(30);
 
@@ -27,8 +29,10 @@ pub(super) struct Silence {
     /// The link probes a quiet peer itself (keepalive). This is not enabled at the start: it takes four
     /// system calls, and many streams end before the first check.
     pub probed: bool,
-    /// Time since which the peer has not answered.
+    /// Time since which the peer has not answered, later by the times in which this end stood still.
     pub since: Option<Instant>,
+    /// The last check since then.
+    looked: Option<Instant>,
     /// The log has said that a message of the peer waits for a receive.
     pub starving_said: bool,
     /// The same of a peer that answers nothing.
@@ -60,8 +64,13 @@ impl Silence {
         }
     }
 
-    /// Returns whether the peer must be given up.
+    /// Returns whether the peer must be given up. What this end has not waited for awake is not the peer's
+    /// silence: a machine that stands still for half a minute (a virtual one whose host is busy, a laptop that
+    /// sleeps) finds that its peer has said nothing for as long, and that this check is due.
     pub fn is_over(&mut self, answers: Answers, now: Instant) -> bool {
+        let before = self.looked.replace(now).unwrap_or(now);
+        let stood_still = now.duration_since(before).saturating_sub(LOOK_EVERY * 2);
+        self.since = self.since.map(|since| since + stood_still);
         let silent = self.since.map_or(Duration::ZERO, |since| now.duration_since(since));
         if !answers.doubtful {
             self.since = None;
@@ -72,5 +81,43 @@ impl Silence {
             return true;
         }
         false
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const SILENT: Answers = Answers { pending: true, doubtful: true, last: Duration::from_secs(3600) };
+
+    /// Looks as often as they are due for so long, and returns whether the peer was given up.
+    fn looks(silence: &mut Silence, now: &mut Instant, time: Duration) -> bool {
+        let end = *now + time;
+        while *now < end {
+            *now += LOOK_EVERY;
+            if silence.is_over(SILENT, *now) {
+                return true;
+            }
+        }
+        false
+    }
+
+    #[test]
+    fn a_silent_peer_is_given_up() {
+        let (mut silence, mut now) = (Silence::default(), Instant::now());
+        assert!(!silence.is_over(SILENT, now));
+        assert!(!looks(&mut silence, &mut now, LIMIT - LOOK_EVERY));
+        assert!(looks(&mut silence, &mut now, LOOK_EVERY));
+    }
+
+    #[test]
+    fn what_this_end_slept_through_is_not_the_peers_silence() {
+        let (mut silence, mut now) = (Silence::default(), Instant::now());
+        assert!(!silence.is_over(SILENT, now));
+        for _ in 0..2 {
+            now += Duration::from_secs(1000);
+            assert!(!silence.is_over(SILENT, now));
+        }
+        assert!(looks(&mut silence, &mut now, LIMIT));
     }
 }
