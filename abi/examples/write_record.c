@@ -96,7 +96,8 @@ static void make_queue_pair(struct ibv_context *context, struct ibv_pd *pd, int 
 	attr.qp_state = IBV_QPS_RTR;
 	must(!ibv_modify_qp(qp, &attr, IBV_QP_STATE), "to RTR");
 	attr.qp_state = IBV_QPS_RTS;
-	must(!ibv_modify_qp(qp, &attr, IBV_QP_STATE | IBV_QP_SQ_PSN), "to RTS");
+	attr.rnr_retry = 7;		/* while all records of the peer are taken, as often as it takes */
+	must(!ibv_modify_qp(qp, &attr, IBV_QP_STATE | (reliable ? IBV_QP_RNR_RETRY : IBV_QP_SQ_PSN)), "to RTS");
 }
 
 static char byte_of(uint32_t at, uint32_t frame)
