@@ -135,6 +135,8 @@ struct Turn {
     qps: FxHashMap<u32, Weak<RdQp>>,
     unrepeated: Unrepeated,
     arrivals: Vec<rd::Arrival>,
+    /// Those that are being placed; empty between the turns.
+    batch: Vec<rd::Arrival>,
     packet: PacketBuf,
     outbox: Outbox,
     to_itself: ToItself,
@@ -205,6 +207,7 @@ impl Exchanges {
                     qps: FxHashMap::default(),
                     unrepeated: Unrepeated::default(),
                     arrivals: Vec::new(),
+                    batch: Vec::new(),
                     packet: PacketBuf::new(),
                     outbox: Outbox::default(),
                     to_itself: ToItself::default(),
@@ -464,8 +467,10 @@ impl Outbox {
 impl Turn {
     /// Places what has come, in its order.
     fn place(&mut self, now: &Now, datagram: &[u8]) {
+        let mut batch = std::mem::take(&mut self.batch);
         while !self.arrivals.is_empty() {
-            for arrival in std::mem::take(&mut self.arrivals) {
+            std::mem::swap(&mut batch, &mut self.arrivals);
+            for arrival in batch.drain(..) {
                 if arrival.unrepeated {
                     self.place_unrepeated(now, &arrival, datagram);
                     continue;
@@ -474,6 +479,7 @@ impl Turn {
                 self.machine.on_placed(now, &arrival, placed, &mut self.arrivals);
             }
         }
+        self.batch = batch;
         self.post_answers(now);
     }
 

@@ -38,6 +38,7 @@ mod received;
 mod recovery;
 mod room;
 mod rtt;
+mod sorted;
 mod unrepeated;
 
 use std::time::Duration;

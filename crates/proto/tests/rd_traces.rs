@@ -174,12 +174,12 @@ fn first_contact_and_two_messages() {
     300 B delivered 1
     300 B Packet pn=1 | Ack 1 delay=0us credit=78 floor=2 packets=0+1
     400 A finished: Ok(())
-    400 A Packet pn=2 | Segment 0x1->0x2 msg=2 behind=0 0+1402/3000 first
-    400 A Packet pn=3 | Segment 0x1->0x2 msg=2 behind=0 1402+1406/3000
-    400 A Packet pn=4 | Segment 0x1->0x2 msg=2 behind=0 2808+192/3000 ack
-    500 B delivered 2
-    500 B Packet pn=2 | Ack 4 delay=0us credit=78 floor=3 packets=0+4
-    600 A finished: Ok(())
+    650 A Packet pn=2 | Segment 0x1->0x2 msg=2 behind=0 0+1402/3000 first
+    650 A Packet pn=3 | Segment 0x1->0x2 msg=2 behind=0 1402+1406/3000
+    650 A Packet pn=4 | Segment 0x1->0x2 msg=2 behind=0 2808+192/3000 ack
+    750 B delivered 2
+    750 B Packet pn=2 | Ack 4 delay=0us credit=78 floor=3 packets=0+4
+    850 A finished: Ok(())
 ",
     );
 }
@@ -199,15 +199,15 @@ fn a_lost_packet_is_sent_again_after_a_round_trip() {
     300 B delivered 1
     300 B Packet pn=1 | Ack 1 delay=0us credit=78 floor=2 packets=0+1
     400 A finished: Ok(())
-    400 A Packet pn=2 | Segment 0x1->0x2 msg=2 0+1402/3000 first (lost)
-    400 A Packet pn=3 | Segment 0x1->0x2 msg=2 1402+1406/3000
-    400 A Packet pn=4 | Segment 0x1->0x2 msg=2 2808+192/3000 ack
-    500 B Packet pn=2 | Ack 3 delay=0us credit=78 floor=2 packets=0+1,1+1
-    500 B Packet pn=3 | Ack 4 delay=0us credit=78 floor=2 packets=0+2,1+1
-    625 A Packet pn=5 | Segment 0x1->0x2 msg=2 0+1402/3000 first ack
-    725 B delivered 2
-    725 B Packet pn=4 | Ack 5 delay=0us credit=78 floor=3 packets=0+3,1+1
-    825 A finished: Ok(())
+    650 A Packet pn=2 | Segment 0x1->0x2 msg=2 0+1402/3000 first (lost)
+    650 A Packet pn=3 | Segment 0x1->0x2 msg=2 1402+1406/3000
+    650 A Packet pn=4 | Segment 0x1->0x2 msg=2 2808+192/3000 ack
+    750 B Packet pn=2 | Ack 3 delay=0us credit=78 floor=2 packets=0+1,1+1
+    750 B Packet pn=3 | Ack 4 delay=0us credit=78 floor=2 packets=0+2,1+1
+    875 A Packet pn=5 | Segment 0x1->0x2 msg=2 0+1402/3000 first ack
+    975 B delivered 2
+    975 B Packet pn=4 | Ack 5 delay=0us credit=78 floor=3 packets=0+3,1+1
+   1075 A finished: Ok(())
 ",
     );
 }
@@ -249,8 +249,8 @@ fn a_lost_ping_does_not_end_an_exchange() {
     pair.run();
     pair.lines.clear();
     pair.post(0, 65, false);
-    pair.run_until(Duration::from_micros(1860));
-    pair.now = Duration::from_micros(1860);
+    pair.run_until(Duration::from_micros(2110));
+    pair.now = Duration::from_micros(2110);
     pair.post(0, 66, false);
     pair.run();
     pair.now += Duration::from_secs(15);
@@ -259,21 +259,21 @@ fn a_lost_ping_does_not_end_an_exchange() {
     pair.run();
     pair.check(
         r"
-    400 A Packet pn=2 | Segment 0x1->0x2 msg=2 0+65/65 first ack
-    500 B delivered 2
-    500 B Packet pn=2 | Ack 2 delay=0us credit=78 floor=3 packets=0+2 (lost)
-    850 A Packet pn=3 | Segment 0x1->0x2 msg=2 0+65/65 first ack
-    950 B Packet pn=3 | Ack 3 delay=0us credit=78 floor=3 packets=0+3 (lost)
-   1850 A Packet pn=4 | Ping (lost)
-   1860 A Packet pn=5 | Segment 0x1->0x2 msg=3 0+66/66 first ack
-   1960 B delivered 3
-   1960 B Packet pn=4 | Ack 5 delay=0us credit=78 floor=4 packets=0+1,1+3
-   2060 A finished: Ok(())
-   2060 A finished: Ok(())
-15002075 B Packet pn=5 | Segment 0x1->0x2 msg=1 0+67/67 first ack
-15002175 A delivered 1
-15002175 A Packet pn=6 | Ack 5 delay=0us credit=78 floor=2 packets=0+2,2+1
-15002275 B finished: Ok(())
+    650 A Packet pn=2 | Segment 0x1->0x2 msg=2 0+65/65 first ack
+    750 B delivered 2
+    750 B Packet pn=2 | Ack 2 delay=0us credit=78 floor=3 packets=0+2 (lost)
+   1100 A Packet pn=3 | Segment 0x1->0x2 msg=2 0+65/65 first ack
+   1200 B Packet pn=3 | Ack 3 delay=0us credit=78 floor=3 packets=0+3 (lost)
+   2100 A Packet pn=4 | Ping (lost)
+   2110 A Packet pn=5 | Segment 0x1->0x2 msg=3 0+66/66 first ack
+   2210 B delivered 3
+   2210 B Packet pn=4 | Ack 5 delay=0us credit=78 floor=4 packets=0+1,1+3
+   2310 A finished: Ok(())
+   2310 A finished: Ok(())
+15002325 B Packet pn=5 | Segment 0x1->0x2 msg=1 0+67/67 first ack
+15002425 A delivered 1
+15002425 A Packet pn=6 | Ack 5 delay=0us credit=78 floor=2 packets=0+2,2+1
+15002525 B finished: Ok(())
 ",
     );
 }
@@ -297,21 +297,21 @@ fn a_withdrawn_message_ends_at_once_and_is_abandoned_in_its_turn() {
     pair.run();
     pair.check(
         r"
-    400 A Packet pn=2 | Segment 0x1->0x2 msg=2 behind=0 0+65/65 first ack (lost)
-    400 A Packet pn=3 | Segment 0x1->0x2 msg=3 behind=1 0+66/66 first ack (lost)
-    400 A Packet pn=4 | Segment 0x1->0x2 msg=4 behind=1 0+67/67 first ack (lost)
-    400 A finished: Err(Withdrawn)
-    850 A Packet pn=5 | Segment 0x1->0x2 msg=2 behind=0 0+65/65 first ack
-    950 B delivered 2
-    950 B Packet pn=2 | Ack 5 delay=0us credit=78 floor=3 packets=0+1,3+1
-   1050 A finished: Ok(())
-   1050 A finished: Err(Flushed)
-   1050 A Packet pn=6 | Abandon 3 4
-   1150 B Packet pn=3 | Ack 6 delay=0us credit=78 floor=5 packets=0+2,3+1
-   1250 A Packet pn=7 | Segment 0x1->0x2 msg=5 behind=0 0+68/68 first ack
-   1350 B delivered 5
-   1350 B Packet pn=4 | Ack 7 delay=0us credit=78 floor=6 packets=0+3,3+1
-   1450 A finished: Ok(())
+    650 A Packet pn=2 | Segment 0x1->0x2 msg=2 behind=0 0+65/65 first ack (lost)
+    650 A Packet pn=3 | Segment 0x1->0x2 msg=3 behind=1 0+66/66 first ack (lost)
+    650 A Packet pn=4 | Segment 0x1->0x2 msg=4 behind=1 0+67/67 first ack (lost)
+    650 A finished: Err(Withdrawn)
+   1100 A Packet pn=5 | Segment 0x1->0x2 msg=2 behind=0 0+65/65 first ack
+   1200 B delivered 2
+   1200 B Packet pn=2 | Ack 5 delay=0us credit=78 floor=3 packets=0+1,3+1
+   1300 A finished: Ok(())
+   1300 A finished: Err(Flushed)
+   1300 A Packet pn=6 | Abandon 3 4
+   1400 B Packet pn=3 | Ack 6 delay=0us credit=78 floor=5 packets=0+2,3+1
+   1750 A Packet pn=7 | Segment 0x1->0x2 msg=5 behind=0 0+68/68 first ack
+   1850 B delivered 5
+   1850 B Packet pn=4 | Ack 7 delay=0us credit=78 floor=6 packets=0+3,3+1
+   1950 A finished: Ok(())
 ",
     );
 }

@@ -331,14 +331,13 @@ impl Rd {
         let now = now.get();
         let queued: SmallVec<[PeerId; 4]> = self.sending.iter().copied().collect();
         queued.into_iter().for_each(|id| self.reset_timer(now, id));
-        while let Some((_, id)) = self.timers.first().copied().filter(|(at, _)| *at <= now) {
-            self.on_timer(now, id);
+        while let Some((due, id)) = self.timers.first().copied().filter(|(at, _)| *at <= now) {
+            self.set_timer(id, None);
+            self.on_timer(now, id, due);
             self.after(now, id);
-            self.reset_timer(now, id);
             // What is due at this very moment and stays so, as an acknowledgement to send, is not done here.
-            if self.timers.first().is_some_and(|(at, other)| *other == id && *at <= now) {
-                self.set_timer(id, Some(now + Duration::from_nanos(1)));
-            }
+            let next = self.peers.get(id).and_then(|peer| self.timer_of(peer));
+            self.set_timer(id, next.map(|at| at.max(now + Duration::from_nanos(1))));
         }
     }
 
@@ -650,10 +649,10 @@ impl Rd {
 
     // --- Time.
 
-    fn on_timer(&mut self, now: Instant, id: PeerId) {
+    fn on_timer(&mut self, now: Instant, id: PeerId, due: Instant) {
         let Some(peer) = self.peers.get_mut(id) else { return };
         peer.dead.retain(|dead| dead.until > now);
-        let late = peer.timer.map_or(Duration::ZERO, |due| now.saturating_duration_since(due));
+        let late = now.saturating_duration_since(due);
         if late >= STOOD_STILL {
             peer.waiting_since = peer.waiting_since.map(|since| since + late);
             let attempt = peer.attempt.iter_mut().filter_map(|attempt| match attempt {
@@ -764,13 +763,18 @@ impl Rd {
 
     fn set_timer(&mut self, id: PeerId, timer: Option<Instant>) {
         let Some(peer) = self.peers.get_mut(id) else { return };
-        if peer.timer != timer {
-            peer.timer.iter().for_each(|old| {
-                self.timers.remove(&(*old, id));
-            });
-            self.timers.extend(timer.map(|at| (at, id)));
-            peer.timer = timer;
+        // An earlier one stays, although it may be in vain: with each packet the timers of an exchange move a
+        // little later, and this is one more look at it per round of them.
+        if let (Some(old), Some(new)) = (peer.timer, timer)
+            && old <= new
+        {
+            return;
         }
+        peer.timer.iter().for_each(|old| {
+            self.timers.remove(&(*old, id));
+        });
+        self.timers.extend(timer.map(|at| (at, id)));
+        peer.timer = timer;
     }
 
     // --- Output.

@@ -261,9 +261,14 @@ impl Exchange {
         actions: &mut Vec<Action>,
     ) -> Option<Over> {
         let number = expand(header.number, self.received.largest());
-        // All or nothing, so that no half of a damaged or hostile packet takes effect.
-        if number == 0 || header.version != self.start.version || chunks(body).any(|chunk| chunk.is_err()) {
+        if number == 0 || header.version != self.start.version {
             return None;
+        }
+        // All or nothing, so that no half of a damaged or hostile packet takes effect.
+        let mut all = SmallVec::<[(Chunk<'_>, usize); 3]>::new();
+        let mut unread = chunks(body);
+        while let Some(chunk) = unread.next() {
+            all.push((chunk.ok()?, at + body.len() - unread.remaining()));
         }
         (self.last_heard, self.last_used) = (now, now);
         self.unknowns = 0;
@@ -275,9 +280,7 @@ impl Exchange {
             return None;
         }
         let mut heard = Heard { is_latest: number > self.received.largest(), ..Heard::default() };
-        let mut all = chunks(body);
-        while let Some(Ok(chunk)) = all.next() {
-            let end = at + body.len() - all.remaining();
+        for (chunk, end) in all {
             match chunk {
                 Chunk::Ack(ack) => {
                     self.on_ack(now, blind, &ack, actions)?;

@@ -25,6 +25,7 @@ use uwarp_wire::rd::{ack, expand, low};
 use super::message::{Action, Arrival, Bytes, MessageId, Placed, QpnPair, Route, Target};
 use super::outgoing::{AGAIN, WINDOW};
 use super::range_set::RangeSet;
+use super::sorted::SortedMap;
 
 /// A message that has a receive and no new segment for this long gives it back.
 pub(super) const NO_PROGRESS: Duration = Duration::from_secs(1);
@@ -114,13 +115,13 @@ pub(super) struct IncomingMessages {
     floor: u64,
     /// Above the floor.
     ended: RangeSet,
-    records: BTreeMap<u64, Record>,
+    records: SortedMap<u64, Record>,
     /// The message behind each one that has not ended.
-    successors: BTreeMap<u64, u64>,
+    successors: SortedMap<u64, u64>,
     held: BTreeMap<(u64, u32), Held>,
     held_bytes: usize,
     /// Receives of each queue pair that messages have taken and not completed.
-    bound: BTreeMap<u32, usize>,
+    bound: SortedMap<u32, usize>,
     /// The last queue pairs to which a Send of the peer's process was delivered, the newest first.
     proven: SmallVec<[u32; PROVEN_MOST]>,
     /// Told until a packet with it is acknowledged, or the message has ended.
@@ -140,11 +141,11 @@ impl IncomingMessages {
             exchange,
             floor: 1,
             ended: RangeSet::default(),
-            records: BTreeMap::new(),
-            successors: BTreeMap::new(),
+            records: SortedMap::default(),
+            successors: SortedMap::default(),
             held: BTreeMap::new(),
             held_bytes: 0,
-            bound: BTreeMap::new(),
+            bound: SortedMap::default(),
             proven: SmallVec::new(),
             opinions: BTreeMap::new(),
             opinions_from: 0,
@@ -232,7 +233,7 @@ impl IncomingMessages {
             Some(distance) => Some(Before::Message(number.checked_sub(u64::from(distance))?)),
         };
         let pair = QpnPair { source: head.source_qpn, destination: head.destination_qpn };
-        if let std::collections::btree_map::Entry::Vacant(entry) = self.records.entry(number) {
+        if !self.records.contains_key(&number) {
             if let Some(Before::Message(before)) = ordered
                 && before >= self.floor
                 && !self.ended.contains(before)
@@ -243,7 +244,7 @@ impl IncomingMessages {
                 }
                 self.successors.insert(before, number);
             }
-            entry.insert(Record {
+            let record = Record {
                 pair,
                 len: segment.message_len(),
                 target,
@@ -256,7 +257,8 @@ impl IncomingMessages {
                 placing: 0,
                 progress: now,
                 packet: 0,
-            });
+            };
+            self.records.insert(number, record);
         }
         self.records.get_mut(&number).filter(|record| {
             let known = (record.pair, record.len, record.target, record.ordered);
@@ -338,7 +340,8 @@ impl IncomingMessages {
         match placed {
             Placed::Done => {
                 if record.takes_receive() && !std::mem::replace(&mut record.has_receive, true) {
-                    *self.bound.entry(record.pair.destination).or_insert(0) += 1;
+                    let bound = self.bound.get_or_insert_with(record.pair.destination, || 0);
+                    bound.into_iter().for_each(|bound| *bound += 1);
                 }
                 if record.refused {
                     // A segment beside it was refused.

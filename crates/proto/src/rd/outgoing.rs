@@ -23,12 +23,14 @@
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::time::{Duration, Instant};
 
+use smallvec::SmallVec;
 use uwarp_wire::rd::chunk::Reason;
 use uwarp_wire::rd::segment::{Head, Segment};
 
 use super::message::{Failure, Outgoing, QpnPair, Ticket};
 use super::range_set::RangeSet;
 use super::recovery::Content;
+use super::sorted::SortedMap;
 
 /// The receiver takes no message so far above its floor (docs/rd.md section 3).
 // TODO(docs/limits.md): one message that waits for a receive without limit holds the floor, and with it all
@@ -111,7 +113,7 @@ struct Group {
 }
 
 /// What has become of posted messages.
-pub(super) type Finished = Vec<(Ticket, Result<(), Failure>)>;
+pub(super) type Finished = SmallVec<[(Ticket, Result<(), Failure>); 2]>;
 
 /// The sender's side of messages.
 #[derive(Debug)]
@@ -125,15 +127,15 @@ pub(super) struct OutgoingMessages {
     /// Requests that have begun and are not answered, and how many there may be.
     requests: usize,
     most_requests: usize,
-    records: BTreeMap<u64, Record>,
+    records: SortedMap<u64, Record>,
     /// Records with something to send; the oldest goes first.
-    sendable: BTreeSet<u64>,
+    sendable: SortedMap<u64, ()>,
     /// Records that wait for a receive, by the end of their timer.
     waiting: BTreeSet<(Instant, u64)>,
     /// Records that are refused or withdrawn, until it is their turn to be abandoned.
     failing: BTreeSet<u64>,
     /// Numbers of each flow that have not ended, ascending.
-    flows: BTreeMap<QpnPair, VecDeque<u64>>,
+    flows: SortedMap<QpnPair, SmallVec<[u64; 2]>>,
     next_number: u64,
     /// All below have ended.
     floor: u64,
@@ -153,11 +155,11 @@ impl OutgoingMessages {
             starved: BTreeSet::new(),
             held: VecDeque::new(),
             requests: 0,
-            records: BTreeMap::new(),
-            sendable: BTreeSet::new(),
+            records: SortedMap::default(),
+            sendable: SortedMap::default(),
             waiting: BTreeSet::new(),
             failing: BTreeSet::new(),
-            flows: BTreeMap::new(),
+            flows: SortedMap::default(),
             next_number: 1,
             floor: 1,
             groups: BTreeMap::new(),
@@ -217,7 +219,7 @@ impl OutgoingMessages {
     /// Whether a new message of this flow would overtake one, or would only be held or refused.
     fn must_wait(&self, pair: QpnPair) -> bool {
         let flow = self.flows.get(&pair);
-        let mut ends = flow.into_iter().flat_map(|flow| [flow.front(), flow.back()]).flatten();
+        let mut ends = flow.into_iter().flat_map(|flow| [flow.first(), flow.last()]).flatten();
         self.parked.contains_key(&pair) || ends.any(|end| self.records.get(end).is_some_and(is_stopped))
     }
 
@@ -225,7 +227,7 @@ impl OutgoingMessages {
     /// only to fill a packet of its own (`alone`), so that packets of a long message have one length.
     pub(super) fn next_part(&mut self, packet: u64, room: usize, alone: bool) -> Option<Part> {
         let number = match self.sendable.first() {
-            Some(number) => *number,
+            Some((number, ())) => *number,
             None => self.begin()?,
         };
         let record = self.records.get_mut(&number)?;
@@ -300,11 +302,11 @@ impl OutgoingMessages {
                     self.parked.entry(message.pair).or_default().push_back((ticket, message));
                     continue;
                 }
-                let flow = self.flows.entry(message.pair).or_default();
+                let flow = self.flows.get_or_insert_with(message.pair, SmallVec::new)?;
                 // The window bounds the distance.
-                let distance = flow.back().map_or(0, |last| number - last);
+                let distance = flow.last().map_or(0, |last| number - last);
                 behind = Some(u16::try_from(distance).unwrap_or(u16::MAX));
-                flow.push_back(number);
+                flow.push(number);
             }
             self.next_number += 1;
             self.requests += usize::from(asks);
@@ -323,7 +325,7 @@ impl OutgoingMessages {
             };
             self.records.insert(number, record);
             // It may not fit into this packet.
-            self.sendable.insert(number);
+            self.sendable.insert(number, ());
             return Some(number);
         }
         None
@@ -340,7 +342,7 @@ impl OutgoingMessages {
     /// Keeps `sendable` true of a record.
     fn note(&mut self, number: u64) {
         if self.records.get(&number).is_some_and(Record::is_sendable) {
-            self.sendable.insert(number);
+            self.sendable.insert(number, ());
         } else {
             self.sendable.remove(&number);
         }
@@ -425,7 +427,7 @@ impl OutgoingMessages {
 
     /// The peer says that all messages below have ended. Returns whether that is news.
     pub(super) fn on_floor(&mut self, floor: u64, finished: &mut Finished) -> bool {
-        let ended: Vec<u64> = self.records.range(..floor).map(|(number, _)| *number).collect();
+        let ended: SmallVec<[u64; 8]> = self.records.range(..floor).map(|(number, _)| *number).collect();
         ended.iter().for_each(|number| {
             self.on_ended(*number, finished);
         });
@@ -580,7 +582,7 @@ impl OutgoingMessages {
 
     fn is_in_turn(&self, number: u64, record: &Record) -> bool {
         let flow = self.flows.get(&record.message.pair).filter(|_| record.message.ordered);
-        flow.is_none_or(|flow| flow.front() == Some(&number))
+        flow.is_none_or(|flow| flow.first() == Some(&number))
     }
 
     fn abandon(&mut self, number: u64, finished: &mut Finished) {

@@ -1,5 +1,6 @@
 //! What a process keeps of one peer (the table of [`contact`](super::contact)).
 
+use std::cell::Cell;
 use std::collections::{BTreeMap, VecDeque};
 use std::time::{Duration, Instant};
 
@@ -25,12 +26,14 @@ pub(super) enum Attempt {
 }
 
 /// Names a peer while it is known. Another one may have the name later.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+#[derive(Debug, Default, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub(super) struct PeerId(u32);
 
 /// All peers. What goes on with one finds it by name: comparing addresses costs more than most of that.
 #[derive(Debug, Default)]
 pub(super) struct Peers {
+    /// The one that was found last is often the next.
+    recent: Cell<PeerId>,
     by_route: BTreeMap<Route, PeerId>,
     slots: Vec<Option<Peer>>,
     unused: Vec<PeerId>,
@@ -38,7 +41,13 @@ pub(super) struct Peers {
 
 impl Peers {
     pub(super) fn find(&self, route: Route) -> Option<PeerId> {
-        self.by_route.get(&route).copied()
+        let recent = self.recent.get();
+        if self.get(recent).is_some_and(|peer| peer.route == route) {
+            return Some(recent);
+        }
+        let found = self.by_route.get(&route).copied()?;
+        self.recent.set(found);
+        Some(found)
     }
 
     pub(super) fn of(&self, route: Route) -> Option<&Peer> {

@@ -135,10 +135,13 @@ fn push(ranges: &mut SmallVec<[ack::Range; PACKET_RANGES]>, gap: u64, length: u6
     ranges.push(ack::Range { gap: short(gap), length: short(length) });
 }
 
+/// Ranges of packet numbers.
+pub(super) type Packets = SmallVec<[Range<u64>; 2]>;
+
 /// The packets that an ACK names, from the largest downwards. `None`: there is no such packet number.
-pub(super) fn packets(largest: u64, ranges: impl Iterator<Item = ack::Range>) -> Option<Vec<Range<u64>>> {
+pub(super) fn packets(largest: u64, ranges: impl Iterator<Item = ack::Range>) -> Option<Packets> {
     let mut below = largest + 1;
-    let mut packets = Vec::new();
+    let mut packets = Packets::new();
     for ack::Range { gap, length } in ranges {
         let end = below.checked_sub(u64::from(gap))?;
         let start = end.checked_sub(u64::from(length))?;
@@ -161,7 +164,7 @@ mod tests {
 
     fn named(received: &Received) -> Vec<Range<u64>> {
         let (head, ranges) = received.ack(Instant::now()).expect("something arrived");
-        packets(u64::from(head.largest), ranges.into_iter()).expect("valid")
+        packets(u64::from(head.largest), ranges.into_iter()).expect("valid").into_vec()
     }
 
     #[test]
@@ -204,9 +207,12 @@ mod tests {
     #[test]
     fn ranges_that_no_sender_has_sent() {
         let range = |gap, length| ack::Range { gap, length };
-        assert_eq!(packets(3, [range(0, 3)].into_iter()), Some(vec![1..4]));
-        assert_eq!(packets(3, [range(0, 4)].into_iter()), None, "number 0");
-        assert_eq!(packets(3, [range(0, 1), range(5, 1)].into_iter()), None);
-        assert_eq!(packets(3, [range(0, 0), range(2, 1)].into_iter()), Some(vec![1..2]));
+        let packets = |largest, ranges: &[ack::Range]| {
+            packets(largest, ranges.iter().copied()).map(Packets::into_vec)
+        };
+        assert_eq!(packets(3, &[range(0, 3)]), Some(vec![1..4]));
+        assert_eq!(packets(3, &[range(0, 4)]), None, "number 0");
+        assert_eq!(packets(3, &[range(0, 1), range(5, 1)]), None);
+        assert_eq!(packets(3, &[range(0, 0), range(2, 1)]), Some(vec![1..2]));
     }
 }

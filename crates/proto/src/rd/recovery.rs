@@ -58,9 +58,9 @@ struct Sent {
 #[derive(Debug, Default)]
 pub(super) struct News {
     /// What has arrived for the first time.
-    pub(super) acknowledged: Vec<Content>,
+    pub(super) acknowledged: SmallVec<[Content; 4]>,
     /// What must be sent again.
-    pub(super) lost: Vec<Content>,
+    pub(super) lost: SmallVec<[Content; 2]>,
     /// An ack-eliciting packet was acknowledged for the first time.
     pub(super) progress: bool,
     /// Packets that were lost, and the longest run of them with none between that has arrived.
