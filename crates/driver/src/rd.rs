@@ -272,7 +272,7 @@ impl Exchanges {
         let mut turn = self.turn.lock();
         turn.look_for_drops(&now, self.port.upgrade().as_deref());
         if polls {
-            self.set_alarm(&mut turn, &now, Some(now.get()));
+            self.set_alarm_at(&mut turn, &now, now.get());
             self.due.store(AT_NEXT_POLL, Ordering::Relaxed);
             self.release(turn);
         } else {
@@ -338,7 +338,7 @@ impl Exchanges {
             self.transmit(turn, now);
             turn.leave(now);
         }
-        self.set_alarm(turn, now, None);
+        self.set_alarm(turn, now);
         let is_over = turn.port.is_some() && turn.machine.peers() == 0 && turn.owners.is_empty();
         if is_over {
             *self.over.lock() = turn.port.take();
@@ -346,17 +346,20 @@ impl Exchanges {
         }
     }
 
+    fn set_alarm(&self, turn: &mut Turn, now: &Now) {
+        let (own, unrepeated) = (turn.to_itself.timeout(), turn.unrepeated.timeout());
+        let due = [turn.machine.poll_timeout(), own, unrepeated];
+        let due = due.into_iter().flatten().min();
+        let Some(due) = due else { return self.due.store(NOT_DUE, Ordering::Relaxed) };
+        self.set_alarm_at(turn, now, due);
+    }
+
     /// The alarm is moved to an earlier time only: most calls then need nothing of the engine. Where a thread
     /// polls, that does what is due, and the alarm is for the case that it stops.
-    /// `latest`: something waits that the machine names no time for.
-    fn set_alarm(&self, turn: &mut Turn, now: &Now, latest: Option<Instant>) {
-        let (own, unrepeated) = (turn.to_itself.timeout(), turn.unrepeated.timeout());
-        let due = [turn.machine.poll_timeout(), own, unrepeated, latest];
-        let due = due.into_iter().flatten().min();
+    fn set_alarm_at(&self, turn: &mut Turn, now: &Now, due: Instant) {
         let Some(port) = self.port.upgrade() else { return };
         let engine = port.engine();
-        self.due.store(due.map_or(NOT_DUE, |due| engine.nanos(due).max(1)), Ordering::Relaxed);
-        let Some(due) = due else { return };
+        self.due.store(engine.nanos(due).max(1), Ordering::Relaxed);
         let alive = engine.pace.spans().alive();
         let polls = engine.last_poll.age(engine.nanos(now.get())).is_some_and(|age| age < alive);
         // Without room nothing goes out, whatever is due, and the system says when there is some.

@@ -280,10 +280,10 @@ impl Exchange {
             return None;
         }
         let mut heard = Heard { is_latest: number > self.received.largest(), ..Heard::default() };
-        for (chunk, end) in all {
+        for (chunk, end) in &all {
             match chunk {
                 Chunk::Ack(ack) => {
-                    self.on_ack(now, blind, &ack, actions)?;
+                    self.on_ack(now, blind, ack, actions)?;
                     if heard.is_latest {
                         self.credit = u64::from(ack.head.credit) * CREDIT_UNIT;
                     }
@@ -292,7 +292,7 @@ impl Exchange {
                     heard.eliciting = true;
                     heard.at_once |= segment.head.acknowledge;
                     let (route, payload_at) = (self.start.route, end - segment.payload.len());
-                    let taken = self.incoming.on_segment(now, route, number, &segment, payload_at, arrivals);
+                    let taken = self.incoming.on_segment(now, route, number, segment, payload_at, arrivals);
                     heard.is_dropped |= taken == Taken::No;
                 }
                 Chunk::Abandon(abandon) => {
@@ -301,7 +301,7 @@ impl Exchange {
                     let taken = self.incoming.on_abandon(now, route, messages, arrivals, actions);
                     heard.is_dropped |= taken == Taken::No;
                 }
-                other => self.on_other(now, &other, &mut heard, actions),
+                other => self.on_other(now, other, &mut heard, actions),
             }
         }
         if heard.is_dropped {
@@ -496,7 +496,8 @@ impl Exchange {
         }
         let life = match self.phase {
             Phase::Opening => self.born + OPENING,
-            Phase::Up => self.last_used + REST,
+            // It does not rest while the peer owes something.
+            Phase::Up => self.patience(config).unwrap_or_else(|| self.last_used + REST),
             Phase::Resting => (self.last_used + LIFE).max(self.born + LIFE),
         };
         let others = [
@@ -505,7 +506,7 @@ impl Exchange {
             self.outgoing.timeout(),
             self.incoming.timeout(),
             self.ping_at(),
-            self.patience(config),
+            self.patience(config).filter(|_| self.phase != Phase::Up),
             self.unknown_probe_at(),
             self.paced_until(config),
         ];
@@ -536,8 +537,8 @@ impl Exchange {
     }
 
     fn unknown_probe_at(&self) -> Option<Instant> {
-        let pause = self.recovery.rtt.probe_delay(0);
-        (self.unknowns > 0 && !self.has_probed).then(|| self.unknown_at + pause)
+        let is_due = self.unknowns > 0 && !self.has_probed;
+        is_due.then(|| self.unknown_at + self.recovery.rtt.probe_delay(0))
     }
 
     /// Keeps `waiting_since` true.
@@ -776,7 +777,9 @@ impl Exchange {
                 again: part.again,
             };
             out.put_segment(&part.segment, payload);
-            contents.extend(part.content);
+            if let Some(content) = part.content {
+                contents.push(content);
+            }
         }
         contents.len() > before || out.has_segments()
     }
@@ -802,7 +805,9 @@ impl Exchange {
 }
 
 pub(super) fn report(finished: Finished, actions: &mut Vec<Action>) {
-    actions.extend(finished.into_iter().map(|(ticket, outcome)| Action::Finished { ticket, outcome }));
+    for (ticket, outcome) in finished {
+        actions.push(Action::Finished { ticket, outcome });
+    }
 }
 
 /// The packet whose low 16 bits are these, among those that were sent.

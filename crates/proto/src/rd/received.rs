@@ -207,9 +207,8 @@ mod tests {
     #[test]
     fn ranges_that_no_sender_has_sent() {
         let range = |gap, length| ack::Range { gap, length };
-        let packets = |largest, ranges: &[ack::Range]| {
-            packets(largest, ranges.iter().copied()).map(Packets::into_vec)
-        };
+        let packets =
+            |largest, ranges: &[ack::Range]| packets(largest, ranges.iter().copied()).map(Packets::into_vec);
         assert_eq!(packets(3, &[range(0, 3)]), Some(vec![1..4]));
         assert_eq!(packets(3, &[range(0, 4)]), None, "number 0");
         assert_eq!(packets(3, &[range(0, 1), range(5, 1)]), None);

@@ -185,7 +185,9 @@ impl Recovery {
         if was == Fate::Acknowledged {
             return;
         }
-        news.acknowledged.extend(sent.contents.drain(..));
+        for content in sent.contents.drain(..) {
+            news.acknowledged.push(content);
+        }
         if was == Fate::Lost {
             // It was late, not lost.
             self.reordering_until = Some(now + self.rtt.smoothed() * REORDERING_ROUNDS);
@@ -239,12 +241,11 @@ impl Recovery {
             }
         }
         // A lost packet is remembered a little, so that its late acknowledgement shows reordering.
-        let memory = self.rtt.probe_delay(1);
         while let Some(front) = self.sent.front() {
             let is_over = match front.fate {
                 Fate::Flying => false,
                 Fate::Acknowledged => true,
-                Fate::Lost => now > front.at + delay + memory,
+                Fate::Lost => now > front.at + delay + self.rtt.probe_delay(1),
             };
             if !is_over {
                 break;

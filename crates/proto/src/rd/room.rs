@@ -37,8 +37,9 @@ pub(super) fn first_credit() -> u64 {
 pub(super) struct Room {
     bytes: u64,
     began: Instant,
-    /// The present period, from 1 on.
+    /// The present period, from 1 on, and when it ends.
     period: u64,
+    ends: Instant,
     /// Peers that were heard in it, in the one before, and in both.
     heard: u64,
     heard_before: u64,
@@ -55,6 +56,7 @@ impl Room {
             bytes: STOCK,
             began: now,
             period: 1,
+            ends: now + PERIOD,
             heard: 0,
             heard_before: 0,
             heard_in_both: 0,
@@ -69,12 +71,17 @@ impl Room {
     }
 
     fn advance(&mut self, now: Instant) {
+        if now < self.ends {
+            return;
+        }
         let passed = now.saturating_duration_since(self.began).as_nanos() / PERIOD.as_nanos();
         let period = 1 + u64::try_from(passed).unwrap_or(u64::MAX - 1);
         if period > self.period {
             self.heard_before = if period == self.period + 1 { self.heard } else { 0 };
             (self.heard, self.heard_in_both, self.period) = (0, 0, period);
         }
+        let ends = u32::try_from(self.period).ok().and_then(|periods| PERIOD.checked_mul(periods));
+        self.ends = ends.map_or(now, |ends| self.began + ends);
     }
 
     /// A peer was heard. `last`: the period in which it was heard before, which is kept with the peer; 0:
@@ -101,6 +108,9 @@ impl Room {
     }
 
     fn halvings(&self, now: Instant) -> u32 {
+        if self.halvings == 0 {
+            return 0;
+        }
         let passed = now.saturating_duration_since(self.halved_at).as_nanos() / HALVED.as_nanos();
         self.halvings.saturating_sub(u32::try_from(passed).unwrap_or(u32::MAX))
     }

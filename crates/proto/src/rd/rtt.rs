@@ -23,17 +23,23 @@ pub(super) struct Rtt {
     smoothed: Option<Duration>,
     variance: Duration,
     latest: Duration,
+    /// What follows from them: asked for with each packet.
+    probe: Duration,
+    loss: Duration,
 }
 
 impl Rtt {
     pub(super) const fn new() -> Self {
-        Self { smoothed: None, variance: Duration::ZERO, latest: INITIAL }
+        let probe = Duration::from_nanos(2 * INITIAL.as_nanos() as u64 + PEER_DELAY.as_nanos() as u64);
+        let loss = Duration::from_nanos(INITIAL.as_nanos() as u64 * 9 / 8);
+        Self { smoothed: None, variance: Duration::ZERO, latest: INITIAL, probe, loss }
     }
 
     /// A sample, and how long the peer says that it held the acknowledgement back.
     pub(super) fn update(&mut self, sample: Duration, delay: Duration) {
         let Some(smoothed) = self.smoothed else {
             (self.smoothed, self.variance, self.latest) = (Some(sample), sample / 2, sample);
+            self.derive();
             return;
         };
         // A peer that claims more than the whole time is not believed.
@@ -41,6 +47,12 @@ impl Rtt {
         self.latest = sample;
         self.variance = (self.variance * 3 + smoothed.abs_diff(sample)) / 4;
         self.smoothed = Some((smoothed * 7 + sample) / 8);
+        self.derive();
+    }
+
+    fn derive(&mut self) {
+        self.probe = (self.smoothed() * 2).max(LEAST_PROBE) + PEER_DELAY;
+        self.loss = (self.smoothed().max(self.latest) * 9 / 8).max(GRANULARITY);
     }
 
     pub(super) fn smoothed(&self) -> Duration {
@@ -49,14 +61,13 @@ impl Rtt {
 
     /// After this time behind a later packet, one that is not acknowledged is lost (RFC 9002 section 6.1.2).
     pub(super) fn loss_delay(&self) -> Duration {
-        let longer = self.smoothed().max(self.latest);
-        (longer * 9 / 8).max(GRANULARITY)
+        self.loss
     }
 
     /// How long to wait for an acknowledgement before probe number `count`, from 0 on. The first probe goes
     /// early (RFC 8985 section 7.2), the others as the retransmission timer has it.
     pub(super) fn probe_delay(&self, count: u32) -> Duration {
-        let probe = (self.smoothed() * 2).max(LEAST_PROBE) + PEER_DELAY;
+        let probe = self.probe;
         let Some(doublings) = count.checked_sub(1) else { return probe.min(LONGEST) };
         let Some(smoothed) = self.smoothed else { return (probe * (1 << count.min(6))).min(LONGEST) };
         let timer = (smoothed + self.variance * 4 + PEER_DELAY).max(LEAST_RETRANSMISSION).max(probe);

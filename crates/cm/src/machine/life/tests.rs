@@ -671,7 +671,9 @@ fn deadlines_of_an_id_are_told_apart() {
     assert_eq!(shell.call(|life, now| life.disconnect(now)), Ok(true), "the peer is left");
     assert_eq!(shell.did(), "Disconnected 0");
     // The times of the next look, of the longest wait and of the indication come.
-    for time in [UNPOLLED_LOOK, Timeouts::default().unpolled, Timeouts::default().ready, Duration::from_secs(60)] {
+    for time in
+        [UNPOLLED_LOOK, Timeouts::default().unpolled, Timeouts::default().ready, Duration::from_secs(60)]
+    {
         shell.clock.pass(time);
         shell.life.handle_timeout(&shell.clock.now());
         shell.run();
