@@ -64,8 +64,8 @@ pub fn timewait(ack_timeout: Option<u8>) -> Duration {
     Duration::from_millis(1 << ack_timeout.unwrap_or(19).min(31).saturating_sub(8))
 }
 
-/// The interval of the checks whether a program has polled what came before the end. After an end that is not the peer's orderly one,
-/// the longest wait, in the views that pass for InfiniBand.
+/// The interval of the checks whether a program has polled what came before the end. After an end that is not
+/// the peer's orderly one, the longest wait, in the views that pass for InfiniBand.
 pub const UNPOLLED_LOOK: Duration = Duration::from_millis(5);
 
 /// The most retries that InfiniBand knows, and what queries show if the program gave no number: TCP does not

@@ -65,8 +65,8 @@ impl Silence {
     }
 
     /// Returns whether the peer must be given up. What this end has not waited for awake is not the peer's
-    /// silence: a machine that stands still for half a minute (a virtual one whose host is busy, a laptop that
-    /// sleeps) finds that its peer has said nothing for as long, and that this check is due.
+    /// silence: a machine that stands still for half a minute (a virtual one whose host is busy, a laptop
+    /// that sleeps) finds that its peer has said nothing for as long, and that this check is due.
     pub fn is_over(&mut self, answers: Answers, now: Instant) -> bool {
         let before = self.looked.replace(now).unwrap_or(now);
         let stood_still = now.duration_since(before).saturating_sub(LOOK_EVERY * 2);
