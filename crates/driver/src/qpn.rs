@@ -32,7 +32,7 @@ struct Port {
 /// A number is taken until its queue pair is dropped. The registry finds the queue pair until it is
 /// destroyed, which is earlier. `Q`: a reference that keeps nothing alive.
 pub(crate) struct Numbers<Q> {
-    ports: Mutex<Vec<Port>, 17>,
+    ports: Mutex<Vec<Port>, 19>,
     registered: Mutex<Registry<Q>, 19>,
 }
 

@@ -37,7 +37,7 @@ use std::time::{Duration, Instant};
 use rustc_hash::FxHashMap;
 use rustix::io::Errno;
 use smallvec::SmallVec;
-use uwarp_llp::route::source_for;
+use uwarp_llp::route::{longest_datagram, source_for};
 use uwarp_llp::udp::{self, Incoming, Outgoing};
 use uwarp_proto::rd::{self, Action, Bytes, Failure, PacketBuf, Payload, Placed, PostError, Rd, Ticket};
 use uwarp_rnic::ah::Endpoint;
@@ -66,10 +66,10 @@ const AT_NEXT_POLL: u64 = 0;
 const NOT_DUE: u64 = u64::MAX;
 /// Packets are made when fewer than this wait for the socket.
 const MOST_WAITING: usize = udp::BATCH;
-/// Bytes of the longest packet: of an IPv6 packet on an Ethernet.
-// TODO(docs/rd.md section 8): by the path, with its discovery. Larger ones would lose all packets wherever
-// the path is smaller than this host's interface.
+/// Bytes of the longest packet at first: of an IPv6 packet on an Ethernet.
 const PACKET_LEN: usize = 1452;
+/// Bytes of the longest packet that is taken: of jumbo frames, and of anything that fits the slots.
+const MOST_TAKEN: usize = 64_000;
 /// Where packets stay on the host. With its headers, one fits into 16 KiB of the system's memory; a longer
 /// one would be charged to the receiver's socket as twice as much.
 const LOCAL_PACKET_LEN: usize = 61 * 256;
@@ -188,7 +188,8 @@ impl Exchanges {
             part.copy_from_slice(&random_u32()?.to_ne_bytes());
         }
         let (packet_len, local_packet_len) = (PACKET_LEN, LOCAL_PACKET_LEN);
-        let config = rd::Config { packet_len, local_packet_len, ..rd::Config::default() };
+        let most_taken = MOST_TAKEN;
+        let config = rd::Config { packet_len, local_packet_len, most_taken, ..rd::Config::default() };
         let mut machine = Rd::new(&Now::unread(), config, &seed);
         machine.set_room(port.socket().room() as u64);
         Ok(Arc::new_cyclic(|me: &Weak<Self>| {
@@ -576,6 +577,11 @@ impl Turn {
                         self.machine.answered(now, route, answered);
                         self.owners.remove(&answered);
                         self.go_on(now, &qp);
+                    }
+                }
+                Action::AskLength { route } => {
+                    if let Some(limit) = longest_datagram(route.local.ip(), route.remote) {
+                        self.machine.search(now, route, limit);
                     }
                 }
                 Action::TakeBack { message, pair } => {

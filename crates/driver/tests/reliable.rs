@@ -167,6 +167,7 @@ impl Peer {
             match action {
                 Action::Finished { outcome, .. } => self.finished.push(outcome),
                 Action::Deliver { message, .. } => self.received.extend(self.begun.remove(&message)),
+                Action::AskLength { .. } => {}
                 Action::TakeBack { message, .. } => drop(self.begun.remove(&message)),
             }
         }

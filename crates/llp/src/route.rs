@@ -57,6 +57,22 @@ fn ask_for_source(bound: Option<IpAddr>, peer: SocketAddr, broadcasts: bool) -> 
     Ok(local.ip())
 }
 
+/// Bytes of payload in the longest datagram from `local` to `peer` that needs no fragments, as far as this
+/// host knows: its interface's, or a shorter one that the system has learned. `None`: it does not say.
+pub fn longest_datagram(local: IpAddr, peer: SocketAddr) -> Option<usize> {
+    /// What IP and UDP put in front.
+    const HEADERS: (usize, usize) = (28, 48);
+    let flags = SocketFlags::CLOEXEC.union(SocketFlags::NONBLOCK);
+    let fd = net::socket_with(family(peer), SocketType::DGRAM, flags, None).ok()?;
+    net::bind(&fd, &SocketAddr::new(local, 0)).ok()?;
+    net::connect(&fd, &peer).ok()?;
+    let (mtu, headers) = match peer {
+        SocketAddr::V4(_) => (net::sockopt::ip_mtu(&fd), HEADERS.0),
+        SocketAddr::V6(_) => (net::sockopt::ipv6_mtu(&fd), HEADERS.1),
+    };
+    usize::try_from(mtu.ok()?).ok()?.checked_sub(headers)
+}
+
 /// Whether Linux' rdma_cm treats the address as "any address": the wildcard and the loopback addresses
 /// (`cma_any_addr`). An id that is bound to one has no device until its peer's address is resolved.
 pub fn is_any(ip: IpAddr) -> bool {

@@ -32,6 +32,7 @@ mod incoming;
 mod message;
 mod outgoing;
 mod packet;
+mod path;
 mod peer;
 mod range_set;
 mod received;
@@ -59,6 +60,9 @@ pub struct Config {
     pub packet_len: usize,
     /// The same between two processes of one address, whose packets never leave the host.
     pub local_packet_len: usize,
+    /// Bytes of the longest packet that this process takes from others: its peers find out what the path
+    /// takes.
+    pub most_taken: usize,
     /// Requests to a peer whose answers are not there, at most. A receiver should have places for twice as
     /// many answers: one that had to come again would keep its number meanwhile, and with many of them no
     /// number would be left for the answers to the peer's own.
@@ -78,6 +82,7 @@ impl Default for Config {
         Self {
             packet_len: 1472,
             local_packet_len: 1472,
+            most_taken: 1472,
             most_requests: 64,
             window: 1 << 20,
             patience: Duration::from_secs(10),

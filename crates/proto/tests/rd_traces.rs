@@ -82,6 +82,7 @@ impl Pair {
             let line = match action {
                 Action::Finished { outcome, .. } => format!("{} finished: {outcome:?}", name(who)),
                 Action::Deliver { message, .. } => format!("{} delivered {}", name(who), message.number),
+                Action::AskLength { .. } => continue,
                 Action::TakeBack { message, .. } => format!("{} took back {}", name(who), message.number),
             };
             self.lines.push(format!("{:>7} {line}", self.now.as_micros()));

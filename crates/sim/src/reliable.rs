@@ -42,6 +42,8 @@ const MOST_STEPS: u64 = 100_000;
 const QUEUE_PAIRS: u32 = 3;
 /// The port of all processes.
 const PORT: u16 = 20_000;
+/// Bytes of the longest packet that an interface takes: jumbo frames over IPv4.
+const INTERFACE: usize = 8972;
 
 /// What happens in a run; frequencies are in thousandths of its steps.
 #[derive(Debug, Clone, Copy)]
@@ -86,6 +88,8 @@ pub struct Plan {
     pub rnr_retry: u8,
     /// A stranger sends forged and replayed packets.
     pub stranger: bool,
+    /// A path takes longer or shorter packets from now on, from an Ethernet's to jumbo frames.
+    pub paths: u32,
     /// All messages are ordered Sends from one queue pair to one other: its receives are used in their order.
     pub one_flow: bool,
     /// All messages go from one queue pair to one other.
@@ -115,6 +119,7 @@ impl Default for Plan {
             rests: 0,
             rnr_retry: 7,
             stranger: false,
+            paths: 0,
             one_flow: false,
             one_pair: false,
         }
@@ -128,6 +133,8 @@ pub struct Tally {
     pub done: u64,
     pub failed: u64,
     pub packets: u64,
+    /// Longer than they are at first.
+    pub long: u64,
     pub lost: u64,
     /// Segments that were held for their turn.
     pub held: u64,
@@ -155,6 +162,7 @@ pub struct World {
     to_nobody: u64,
     from_nobody: u64,
     packets: u64,
+    long: u64,
 }
 
 fn home(host: usize) -> SocketAddr {
@@ -192,7 +200,7 @@ impl World {
         let links = Links::new(rng.fork(), plan.links);
         let processes = (0..plan.processes)
             .map(|host| {
-                let mut process = Process::new(0, home(host), config(), QUEUE_PAIRS, &mut rng);
+                let mut process = Process::new(0, home(host), config(&plan), QUEUE_PAIRS, &mut rng);
                 process.refill(0, plan.receives, 0, &mut rng);
                 process
             })
@@ -210,6 +218,7 @@ impl World {
             to_nobody: 0,
             from_nobody: 0,
             packets: 0,
+            long: 0,
         }
     }
 
@@ -275,6 +284,11 @@ impl World {
             self.links.block(cut.0, cut.1, true);
             self.cuts.insert(self.now + self.rng.below(plan.cut + 1), cut);
         }
+        if self.rng.chance(plan.paths) {
+            let other = (host + 1) % self.processes.len();
+            let mtu = [1472, 3000, 3600, 8900, INTERFACE, 65_507][self.rng.size(0, 5)];
+            self.links.set(home(host).ip(), home(other).ip(), LinkParams { mtu, ..plan.links });
+        }
         if self.rng.chance(plan.stops) {
             let until = self.now + self.rng.below(plan.stop + 1);
             self.processes[host].stop(until);
@@ -300,7 +314,7 @@ impl World {
     fn replace(&mut self, host: usize) {
         let life = self.processes[host].life + 1;
         self.model.killed(host, self.processes[host].life);
-        let mut process = Process::new(self.now, home(host), config(), QUEUE_PAIRS, &mut self.rng);
+        let mut process = Process::new(self.now, home(host), config(&self.plan), QUEUE_PAIRS, &mut self.rng);
         process.life = life;
         process.refill(self.now, self.plan.receives, 0, &mut self.rng);
         self.processes[host] = process;
@@ -361,6 +375,8 @@ impl World {
         self.processes[host].act(host, &mut self.model);
         while let Some(datagram) = self.processes[host].transmit(self.now, host, &mut self.model) {
             self.emit(host, datagram);
+            self.processes[host].act(host, &mut self.model);
+            self.processes[host].search(self.now, INTERFACE);
         }
         let held = self.processes[host].held_bytes();
         assert!(held <= 256 * 1024 * self.plan.processes, "held more than may be");
@@ -368,6 +384,7 @@ impl World {
 
     fn emit(&mut self, host: usize, datagram: Datagram) {
         self.packets += 1;
+        self.long += u64::from(datagram.bytes.len() > 1472);
         if datagram.to == nobody() {
             self.to_nobody += datagram.bytes.len() as u64;
             assert!(self.to_nobody <= self.from_nobody, "more to a stranger than came in its name");
@@ -425,7 +442,7 @@ impl World {
         self.run_until(busy + SETTLED);
         self.model.check_ended(self.now);
         self.run_until(self.now + 61 * SEC);
-        let mut tally = Tally { duration: busy, packets: self.packets, ..Tally::default() };
+        let mut tally = Tally { duration: busy, packets: self.packets, long: self.long, ..Tally::default() };
         for process in &self.processes {
             process.check_empty();
             // What is posted after a withdrawal may take its receive before the withdrawn one comes back.
@@ -445,6 +462,6 @@ impl World {
 }
 
 /// Few requests at a time, so that some wait for others.
-fn config() -> Config {
-    Config { most_requests: 2, ..Config::default() }
+fn config(plan: &Plan) -> Config {
+    Config { most_requests: 2, most_taken: if plan.paths > 0 { 64_000 } else { 1472 }, ..Config::default() }
 }

@@ -60,6 +60,7 @@ fn worlds(name: &str, count: u64, plan: Plan) -> Tally {
         all.done += tally.done;
         all.failed += tally.failed;
         all.packets += tally.packets;
+        all.long += tally.long;
         all.lost += tally.lost;
         all.held += tally.held;
         all.taken_back += tally.taken_back;
@@ -222,6 +223,16 @@ fn one_way_partitions_and_processes_that_stop() {
     assert!(tally.done > tally.failed, "{tally:?}");
     let tally = worlds("long cuts", 60, Plan { cut: 40 * SEC, stop: 40 * SEC, pause: 300 * MS, ..plan });
     assert!(tally.failed > 0, "{tally:?}");
+}
+
+#[test]
+fn paths_become_longer_and_shorter() {
+    let plan = Plan { paths: 20, long: 700, pause: 2 * MS, ..Plan::default() };
+    let tally = worlds("paths", 100, plan);
+    assert_eq!(tally.failed, 0, "{tally:?}");
+    assert!(tally.long * 5 > tally.packets, "{tally:?}");
+    let tally = worlds("paths that lose", 100, Plan { links: BAD, ..plan });
+    assert_eq!(tally.failed, 0, "{tally:?}");
 }
 
 #[test]

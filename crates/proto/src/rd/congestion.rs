@@ -146,6 +146,11 @@ impl Congestion {
         (self.window.max(1.0) * length as f64) as u64
     }
 
+    /// Packets are longer now by this factor, so as many bytes are fewer of them.
+    pub(super) fn rescale(&mut self, factor: f64) {
+        self.window = (self.window / factor).max(LEAST_AFTER_LOSS.min(self.window));
+    }
+
     pub(super) fn view(&self) -> Window {
         Window { packets: self.window, change: self.change, is_competing: self.is_second }
     }

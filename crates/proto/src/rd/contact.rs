@@ -230,6 +230,21 @@ impl Rd {
         self.room.on_drops(now.get(), count);
     }
 
+    /// The interface that leads to the peer takes packets of so many bytes, without the headers of IP and UDP.
+    /// The exchange finds out how many of them arrive.
+    pub fn search(&mut self, now: &Now, route: Route, limit: usize) {
+        let Some(id) = self.peers.find(route) else { return };
+        let exchange = self.peers.get_mut(id).and_then(|peer| peer.exchange.as_mut());
+        if exchange.is_some_and(|exchange| exchange.path.search(limit)) {
+            self.after(now.get(), id);
+        }
+    }
+
+    /// Bytes of a full packet toward a peer. `None`: there is no exchange.
+    pub fn packet_len(&self, route: Route) -> Option<usize> {
+        Some(self.peers.of(route)?.exchange.as_ref()?.path.len())
+    }
+
     /// The window toward a peer. `None`: there is no exchange.
     pub fn window(&self, route: Route) -> Option<Window> {
         Some(self.peers.of(route)?.exchange.as_ref()?.congestion.view())
@@ -398,6 +413,11 @@ impl Rd {
         if is_local(route) { self.config.local_packet_len } else { self.config.packet_len }
     }
 
+    /// Bytes of the longest packet that this process takes on this route.
+    fn most_taken(&self, route: Route) -> usize {
+        self.longest(route).max(if is_local(route) { 0 } else { self.config.most_taken })
+    }
+
     fn has_room(&self, address: IpAddr) -> bool {
         let of_one = self.of_address.get(&address).copied().unwrap_or(0);
         self.peers.len() < self.config.most_peers && of_one < self.config.most_peers_of_one
@@ -424,7 +444,7 @@ impl Rd {
             features: 0,
             cookie: Cookie { key: made.hash, made: made.made },
             credit: self.room.share(now.get(), 1),
-            largest: u16::try_from(self.longest(route)).unwrap_or(u16::MAX),
+            largest: u16::try_from(self.most_taken(route)).unwrap_or(u16::MAX),
         };
         let header = answer_header(route, Kind::Challenge, token);
         self.answers.push_back((route, challenge.to_packet(&header).to_vec()));
@@ -441,7 +461,8 @@ impl Rd {
         if token != packet.header().key || challenge.home_port != route.remote.port() {
             return;
         }
-        let longest = usize::from(challenge.largest).max(LEAST_PACKET).min(longest);
+        let peer_takes = usize::from(challenge.largest).max(LEAST_PACKET);
+        let longest = longest.min(peer_takes);
         if challenge.highest == 0 {
             peer.attempt = None;
             peer.fail_waiting(Failure::Incompatible, &mut self.actions);
@@ -468,6 +489,7 @@ impl Rd {
             peer_key: challenge.cookie.key,
             version,
             longest,
+            peer_takes,
             most_requests: self.config.most_requests,
             credit: u64::from(challenge.credit) * CREDIT_UNIT,
             role: Role::Initiator(open),
@@ -611,6 +633,8 @@ impl Rd {
             peer_key: open.token,
             version: open.version,
             longest: if is_local(route) { longest } else { longest.min(LARGEST_PACKET) },
+            // An initiator does not say what it takes. A probe that it does not take is lost.
+            peer_takes: self.most_taken(route),
             most_requests: self.config.most_requests,
             credit: first_credit(),
             role: Role::Responder { made: open.made },
@@ -786,6 +810,9 @@ impl Rd {
             && exchange.poll_transmit(now, &self.config, credit, out).is_some()
         {
             exchange.unrepeated.report(&mut self.actions);
+            if exchange.path.take_question() {
+                self.actions.push(Action::AskLength { route });
+            }
             return Some(route);
         }
         let attempt = peer.attempt.as_mut()?;
@@ -812,8 +839,7 @@ fn is_local(route: Route) -> bool {
 
 /// The shortest packet length that is ever used: IPv6's least MTU without its headers.
 const LEAST_PACKET: usize = 1232;
-/// An initiator does not say what it takes.
-// TODO(docs/rd.md section 8): the path MTU is found by probes.
+/// The longest at first, to an initiator, which does not say what it takes.
 const LARGEST_PACKET: usize = 1472;
 
 fn answer_header(route: Route, kind: Kind, key: u64) -> Header {

@@ -14,6 +14,7 @@ use super::incoming::{IncomingMessages, Taken};
 use super::message::{Action, Arrival, Failure, Outgoing, Payload, Placed, Route, Ticket};
 use super::outgoing::{Finished, OutgoingMessages};
 use super::packet::PacketBuf;
+use super::path::{self, Path};
 use super::received::{self, PACKET_RANGES, Received};
 use super::recovery::{Content, Contents, News, Recovery};
 use super::room::charge;
@@ -55,8 +56,9 @@ pub(super) struct Start {
     pub(super) peer_key: u64,
     /// The RD version of its packets.
     pub(super) version: u8,
-    /// Bytes of the longest packet that both ends take.
+    /// Bytes of the longest packet at first, and of the longest that the peer takes.
     pub(super) longest: usize,
+    pub(super) peer_takes: usize,
     /// Requests without an answer at a time.
     pub(super) most_requests: usize,
     /// Charge that it lets this process have in flight at first.
@@ -118,6 +120,7 @@ pub(super) struct Exchange {
     window: u64,
     /// Charge that the peer lets be in flight.
     credit: u64,
+    pub(super) path: Path,
     received: Received,
     pub(super) outgoing: OutgoingMessages,
     pub(super) unrepeated: Unrepeated,
@@ -159,6 +162,7 @@ impl Exchange {
             marks: 0,
             window: 0,
             credit: start.credit,
+            path: Path::new(start.longest, start.peer_takes),
             received: Received::default(),
             outgoing: OutgoingMessages::new(start.most_requests),
             unrepeated: Unrepeated::default(),
@@ -411,6 +415,10 @@ impl Exchange {
                     self.incoming.on_verdict_arrived(message, packet, reason);
                 }
                 Content::Ack { largest } => self.received.on_ack_arrived(largest),
+                Content::Length { bytes } => {
+                    let more = self.path.on_arrived(bytes as usize);
+                    more.into_iter().for_each(|factor| self.congestion.rescale(factor));
+                }
                 Content::Abandon { .. } | Content::Ready { .. } => {}
             }
         }
@@ -435,6 +443,7 @@ impl Exchange {
             }
             Content::Abandon { group } => self.outgoing.on_abandon_due(group),
             Content::Ready { qpn, receives } => self.on_receives_posted(qpn, receives),
+            Content::Length { bytes } => self.path.on_lost(bytes as usize),
             // They go with every ACK.
             Content::Verdict { .. } | Content::Ack { .. } => {}
         }
@@ -578,11 +587,16 @@ impl Exchange {
         let before = self.recovery.in_flight();
         if self.recovery.on_timeout(now, &mut news) {
             self.probes = 1;
+            if self.recovery.probes() >= path::TIMEOUTS {
+                let less = self.path.on_silence(now);
+                less.into_iter().for_each(|factor| self.congestion.rescale(factor));
+            }
             // Each second probe is a PING: it is always taken, and so its acknowledgement shows what is lost.
             self.is_bare = self.recovery.probes().is_multiple_of(2);
             if !self.is_bare {
                 let oldest: Contents = self.recovery.oldest().collect();
-                oldest.iter().for_each(|content| self.repair(content));
+                let repeats = |content: &&Content| !matches!(content, Content::Length { .. });
+                oldest.iter().filter(repeats).for_each(|content| self.repair(content));
             }
         }
         self.report(now, &news, before, Report::default());
@@ -655,12 +669,16 @@ impl Exchange {
             return None;
         }
         let ack_is_due = self.received.due().is_some_and(|due| due <= now);
-        let longest = self.start.longest;
+        let longest = self.path.len();
         self.window = self.congestion.bytes(longest);
         let is_open = self.has_room(config, 0);
         let may_send = (is_open && self.pacer.due(now).is_none()) || self.probes > 0;
         let has_abandon = self.outgoing.next_abandon().is_some();
         let is_resting = self.phase == Phase::Resting;
+        let may_probe = is_open && self.phase == Phase::Up && self.probes == 0;
+        if let Some(len) = self.path.probe().filter(|_| may_probe) {
+            return self.transmit_probe(now, credit, len, out);
+        }
         let is_bare = std::mem::take(&mut self.is_bare) && self.probes > 0;
         let wants_data = may_send && !is_resting && !is_bare && (has_abandon || self.is_sendable());
         if is_resting {
@@ -694,6 +712,9 @@ impl Exchange {
         if out.has_segments() {
             self.pacer.on_sent(now, &self.congestion, longest);
         }
+        if out.packet_len() >= longest {
+            self.path.on_full(now);
+        }
         let is_full = !self.has_room(config, out.packet_len());
         let is_last = !self.is_sendable() || is_full || self.pacer.due(now).is_some();
         if is_last {
@@ -710,7 +731,7 @@ impl Exchange {
 
     /// Whether a packet of full length may be in flight besides those that are, and one of `more` bytes.
     fn has_room(&self, config: &Config, more: usize) -> bool {
-        let longest = self.start.longest;
+        let longest = self.path.len();
         let window = self.window.min(config.window);
         let cost = charge(longest) + if more > 0 { charge(more) } else { 0 };
         // One packet always goes: its acknowledgement brings the next credit.
@@ -782,6 +803,21 @@ impl Exchange {
             }
         }
         contents.len() > before || out.has_segments()
+    }
+
+    /// A packet that only shows whether one of this length arrives.
+    fn transmit_probe(&mut self, now: Instant, credit: u16, len: usize, out: &mut PacketBuf) -> Option<()> {
+        self.begin(now, out);
+        let mut contents = Contents::new();
+        self.put_ack(now, credit, out, &mut contents);
+        out.put_chunk(&Chunk::Ping);
+        out.pad_to(len);
+        let bytes = u32::try_from(out.packet_len()).unwrap_or(u32::MAX);
+        contents.push(Content::Length { bytes });
+        self.path.on_probe_sent();
+        self.recovery.on_sent(now, bytes, true, contents);
+        self.note_waiting(now);
+        Some(())
     }
 
     fn transmit_close(&mut self, now: Instant, out: &mut PacketBuf) -> Option<()> {

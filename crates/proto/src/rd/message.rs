@@ -165,6 +165,12 @@ pub enum Action {
         /// Whether it took a receive: a Send, or a message with an immediate.
         takes_receive: bool,
     },
+    /// Say what the interface takes that leads to the peer, by [`Rd::search`](super::Rd::search). Packets of
+    /// an owner that does not keep their first length.
+    AskLength {
+        /// To whom.
+        route: Route,
+    },
     /// Put the receive of this message back to the front of its queue. Several come last message first, so
     /// that the order of the receives stays.
     TakeBack {

@@ -4,7 +4,7 @@ use uwarp_wire::crc;
 use uwarp_wire::datagram::CRC_LEN;
 use uwarp_wire::rd::Header;
 use uwarp_wire::rd::ack;
-use uwarp_wire::rd::chunk::{Abandon, Chunk};
+use uwarp_wire::rd::chunk::{self, Abandon, Chunk};
 use uwarp_wire::rd::segment::{ACKNOWLEDGE, Segment};
 
 use super::message::{Payload, Ticket};
@@ -121,6 +121,14 @@ impl PacketBuf {
         let mut out = [0; 24];
         let len = chunk.emit_fixed(&mut out);
         self.put(out.get(..len).unwrap_or(&[]));
+    }
+
+    /// Nothing, so that the packet has this length, if it is not that long yet.
+    pub(super) fn pad_to(&mut self, len: usize) {
+        let missing = len.saturating_sub(self.packet_len());
+        if missing >= chunk::HEADER_LEN {
+            chunk::emit_pad(missing, self.grow(missing));
+        }
     }
 
     pub(super) fn put_ack(&mut self, head: &ack::Head, packets: &[ack::Range], messages: &[ack::Range]) {

@@ -33,6 +33,8 @@ pub(super) enum Content {
     Ready { qpn: u32, receives: u8 },
     /// All that had arrived up to this packet number was acknowledged.
     Ack { largest: u64 },
+    /// Nothing but the length of the packet.
+    Length { bytes: u32 },
 }
 
 pub(super) type Contents = SmallVec<[Content; 2]>;
@@ -232,9 +234,12 @@ impl Recovery {
             // The contents stay for a late acknowledgement, which may still save their repair.
             news.lost.extend(sent.contents.iter().copied());
             if sent.eliciting {
-                news.lost_packets += 1;
-                run += 1;
-                news.run = news.run.max(run);
+                // One that was too long says nothing of the others.
+                if !sent.contents.iter().any(|content| matches!(content, Content::Length { .. })) {
+                    news.lost_packets += 1;
+                    run += 1;
+                    news.run = news.run.max(run);
+                }
                 self.in_flight -= u64::from(sent.bytes);
                 self.charge -= charge(sent.bytes as usize);
                 self.flying -= 1;

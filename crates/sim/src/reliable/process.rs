@@ -64,9 +64,13 @@ pub struct Process {
     /// What it has seen.
     pub counts: Counts,
     rd: Rd,
+    /// Bytes of the longest packet that it may send.
+    longest: usize,
     stopped_until: Time,
     /// When it last did something.
     last_turn: Time,
+    /// The machine wants to know what the interface takes that leads there.
+    asked: Vec<Route>,
     posted: BTreeMap<Ticket, usize>,
     /// Requests to answer, and answers on their way. What the peer answers is told to the machine at the end
     /// of a turn.
@@ -102,8 +106,10 @@ impl Process {
             inbox: VecDeque::new(),
             counts: Counts::default(),
             rd: Rd::new(&Now::at(instant(now)), config, &seed),
+            longest: if config.most_taken > config.packet_len { super::INTERFACE } else { config.packet_len },
             stopped_until: 0,
             last_turn: 0,
+            asked: Vec::new(),
             posted: BTreeMap::new(),
             to_answer: Vec::new(),
             answers: BTreeSet::new(),
@@ -361,6 +367,13 @@ impl Process {
         Placed::Done
     }
 
+    /// Says what the interface takes.
+    pub fn search(&mut self, now: Time, interface: usize) {
+        for route in std::mem::take(&mut self.asked) {
+            self.rd.search(&Now::at(instant(now)), route, interface);
+        }
+    }
+
     /// Does what the machine says.
     pub fn act(&mut self, host: usize, model: &mut Model) {
         while let Some(action) = self.rd.poll_action() {
@@ -396,6 +409,7 @@ impl Process {
                     }
                     model.delivered(number);
                 }
+                Action::AskLength { route } => self.asked.push(route),
                 Action::TakeBack { message, pair } => {
                     self.counts.taken_back += 1;
                     let incoming = self.incoming.remove(&message).expect("it has begun");
@@ -444,7 +458,7 @@ impl Process {
             out.extend((payload.offset..payload.offset + payload.len).map(|at| Model::byte(number, at)));
         });
         assert_eq!(bytes.len(), self.packet.packet_len());
-        assert!(bytes.len() <= Config::default().packet_len, "{} bytes", bytes.len());
+        assert!(bytes.len() <= self.longest, "{} bytes", bytes.len());
         Some(Datagram { from: route.local, to: route.remote, bytes })
     }
 

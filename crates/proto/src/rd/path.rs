@@ -1,0 +1,185 @@
+//! How long the packets of an exchange may be (RFC 8899, docs/rd.md section 7.5).
+//!
+//! | state | event | next |
+//! |---|---|---|
+//! | unasked | a packet was full | the owner is asked what its interface takes |
+//! | searching | a probe of some length has arrived | that is the length; searching above it |
+//! | searching | two probes of a length are lost | searching below it |
+//! | searching | nothing is left to try | found, for ten minutes |
+//! | found, searching | three probe timeouts in a row | the first length again, for ten minutes |
+//!
+//! A packet that is too long for its path is lost without a word wherever a router does not answer, or its
+//! answer is filtered. So nothing but a probe is sent with a new length, and a lost probe is no congestion.
+
+use std::time::{Duration, Instant};
+
+use smallvec::SmallVec;
+
+/// What is tried below the length of the interface: jumbo frames of 9,000 less what tunnels add, and half a
+/// KiB less than 4, for which the system needs no more than a page.
+const LENGTHS: [usize; 2] = [8800, 3600];
+/// A length is worth a probe if it is so much longer.
+const LEAST_STEP: usize = 256;
+/// Probes of one length. One may be lost by chance.
+const TRIES: u32 = 2;
+/// After this time the search begins anew: the path may be another one.
+const SEARCH_EVERY: Duration = Duration::from_secs(600);
+/// Probe timeouts in a row after which the path is taken for a shorter one.
+pub(super) const TIMEOUTS: u32 = 3;
+
+/// The length of packets on a path.
+#[derive(Debug)]
+pub(super) struct Path {
+    /// Bytes of a full packet, and of one at first, which passes nearly everywhere.
+    len: usize,
+    first: usize,
+    /// What the peer takes.
+    peer: usize,
+    /// Lengths to try, the next one last.
+    tries: SmallVec<[usize; 4]>,
+    /// Probes of the next one that are lost.
+    lost: u32,
+    is_probing: bool,
+    /// The owner is to be asked, or was.
+    asks: bool,
+    /// When to ask again.
+    again_at: Option<Instant>,
+}
+
+impl Path {
+    /// With packets of `first` bytes; the peer takes `peer`.
+    pub(super) fn new(first: usize, peer: usize) -> Self {
+        let tries = SmallVec::new();
+        Self { len: first, first, peer, tries, lost: 0, is_probing: false, asks: false, again_at: None }
+    }
+
+    /// Bytes of a full packet.
+    pub(super) fn len(&self) -> usize {
+        self.len
+    }
+
+    /// A full packet was sent: longer ones would be of use.
+    #[inline]
+    pub(super) fn on_full(&mut self, now: Instant) {
+        if self.peer > self.len && self.again_at.is_none_or(|at| at <= now) {
+            self.asks = true;
+            self.again_at = Some(now + SEARCH_EVERY);
+        }
+    }
+
+    /// Whether the owner is to be asked what the interface takes.
+    #[inline]
+    pub(super) fn take_question(&mut self) -> bool {
+        std::mem::take(&mut self.asks)
+    }
+
+    /// The interface takes packets of `limit` bytes. Returns whether there is something to probe.
+    pub(super) fn search(&mut self, limit: usize) -> bool {
+        let limit = limit.min(self.peer);
+        let lower = LENGTHS.into_iter().rev().filter(|len| len + LEAST_STEP / 2 <= limit);
+        self.tries = lower.chain([limit]).collect();
+        self.is_probing = false;
+        self.settle();
+        !self.tries.is_empty()
+    }
+
+    /// Forgets what is not worth a try.
+    fn settle(&mut self) {
+        let least = self.len + LEAST_STEP;
+        self.tries.retain(|len| *len >= least);
+        self.lost = 0;
+    }
+
+    /// The length of a probe that is to be sent now.
+    #[inline]
+    pub(super) fn probe(&self) -> Option<usize> {
+        self.tries.last().copied().filter(|_| !self.is_probing)
+    }
+
+    /// It was sent.
+    pub(super) fn on_probe_sent(&mut self) {
+        self.is_probing = true;
+    }
+
+    /// A probe of this length has arrived. Returns by how much packets are longer now.
+    pub(super) fn on_arrived(&mut self, len: usize) -> Option<f64> {
+        self.is_probing = false;
+        let before = self.len;
+        self.len = before.max(len);
+        self.settle();
+        (self.len > before).then(|| self.len as f64 / before as f64)
+    }
+
+    /// A probe of this length is lost.
+    pub(super) fn on_lost(&mut self, len: usize) {
+        self.is_probing = false;
+        if self.tries.last() == Some(&len) {
+            self.lost += 1;
+            if self.lost >= TRIES {
+                self.tries.pop();
+                self.lost = 0;
+            }
+        }
+    }
+
+    /// Nothing has arrived for [`TIMEOUTS`] probe timeouts. Returns by how much packets are longer now, which
+    /// is less than 1.
+    pub(super) fn on_silence(&mut self, now: Instant) -> Option<f64> {
+        self.tries.clear();
+        self.again_at = Some(now + SEARCH_EVERY);
+        let before = std::mem::replace(&mut self.len, self.first);
+        (before > self.first).then(|| self.first as f64 / before as f64)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_longest_that_arrives_is_taken() {
+        let now = Instant::now();
+        let mut path = Path::new(1452, 65_000);
+        assert!(!path.take_question() && path.probe().is_none());
+        path.on_full(now);
+        assert!(path.take_question() && !path.take_question());
+        assert!(path.search(9000 - 28));
+        for len in [8972, 8972, 8800, 8800] {
+            assert_eq!(path.probe(), Some(len));
+            path.on_probe_sent();
+            assert_eq!(path.probe(), None);
+            path.on_lost(len);
+        }
+        assert_eq!(path.probe(), Some(3600));
+        assert_eq!(path.on_arrived(3600), Some(3600.0 / 1452.0));
+        assert_eq!((path.len(), path.probe()), (3600, None));
+        // A late one of before.
+        assert!(path.on_arrived(8800).is_some_and(|more| more > 2.0));
+        assert_eq!(path.len(), 8800);
+        path.on_full(now + SEARCH_EVERY / 2);
+        assert!(!path.take_question());
+        path.on_full(now + SEARCH_EVERY);
+        assert!(path.take_question());
+    }
+
+    #[test]
+    fn silence_means_a_shorter_path() {
+        let now = Instant::now();
+        let mut path = Path::new(1452, 8972);
+        path.search(60_000);
+        assert_eq!(path.probe(), Some(8972), "what the peer takes");
+        path.on_arrived(8972);
+        assert_eq!(path.on_silence(now), Some(1452.0 / 8972.0));
+        assert_eq!((path.len(), path.on_silence(now)), (1452, None));
+        path.on_full(now + SEARCH_EVERY / 2);
+        assert!(!path.take_question());
+    }
+
+    #[test]
+    fn an_interface_with_little_more_is_not_probed() {
+        let mut path = Path::new(1452, 65_000);
+        assert!(!path.search(1472));
+        assert!(!path.search(0));
+        assert_eq!(path.probe(), None);
+    }
+}
