@@ -230,7 +230,7 @@ impl Rd {
         self.room.on_drops(now.get(), count);
     }
 
-    /// The interface that leads to the peer takes packets of so many bytes, without the headers of IP and UDP.
+    /// The interface that leads to the peer takes packets of so many bytes, headers of IP and UDP aside.
     /// The exchange finds out how many of them arrive.
     pub fn search(&mut self, now: &Now, route: Route, limit: usize) {
         let Some(id) = self.peers.find(route) else { return };
