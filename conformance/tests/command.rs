@@ -208,7 +208,7 @@ const LIMIT: Duration = Duration::from_secs(900);
 #[test]
 fn every_figure_is_measured_and_has_its_fields() {
     let groups = measured("all");
-    assert_eq!(groups.len(), 11, "{groups:?}");
+    assert_eq!(groups.len(), 12, "{groups:?}");
 }
 
 /// On one processor, beside a loop for each processor, and emulated.
@@ -303,7 +303,7 @@ fn measured(what: &str) -> BTreeSet<String> {
                 let with_crc = figure["id"].as_str().unwrap().contains("-crc-on");
                 assert_eq!(positive(&figure["copy_crc"]), with_crc, "{figure}");
             }
-            "rate" | "datagram-rate" => sides(figure, false),
+            "rate" | "datagram-rate" | "datagram-bandwidth" => sides(figure, false),
             "syscalls" => calls(figure),
             "memory" | "datagram-facts" => {
                 let fact = figure["fact"].as_object().unwrap();

@@ -4,7 +4,7 @@ use std::time::{Duration, Instant};
 
 use super::ends::{Ends, out_of_turn};
 use super::fabric::{Link, OUT};
-use super::protocol::{Answer, Figure, Order, Result, Role, Usage, Wait, Work};
+use super::protocol::{Answer, Figure, Order, Result, Role, Usage, Verb, Wait, Work};
 use super::raw::{NO_NUMBER, Raw};
 use super::raw_udp::{Tally, Window};
 use super::report::{Fact, Outcome};
@@ -72,6 +72,44 @@ pub fn sink(link: &Link, raw: &mut Raw) -> Result<()> {
             return tally.report(raw);
         }
     }
+}
+
+/// Posts messages of `size` bytes for about `time`, up to `window` in flight. The figure is bytes a second,
+/// until all are completed: then the peer has them.
+pub fn reliable_stream(link: &Link, raw: &mut Raw, size: u32, window: u32, time: Duration) -> Result<Figure> {
+    let mut message = link.message(Verb::Send, size, true);
+    raw.receive_number()?;
+    let start = Instant::now();
+    let (mut posted, mut completed) = (0_u64, 0_u64);
+    while start.elapsed() < time || completed < posted {
+        while posted - completed < window.into() && start.elapsed() < time {
+            link.post(&mut message)?;
+            posted += 1;
+        }
+        completed += u64::from(link.reap_sends()?);
+    }
+    let seconds = start.elapsed().as_secs_f64();
+    raw.send_number(completed)?;
+    Ok(Figure { value: completed as f64 * f64::from(size) / seconds, p99: None, operations: completed })
+}
+
+/// The other end of [`reliable_stream`].
+pub fn take_all(link: &Link, raw: &mut Raw) -> Result<()> {
+    raw.send_number(0)?;
+    let (mut count, mut told) = (0_u64, None);
+    let mut empty = 0_u32;
+    while told != Some(count) {
+        let before = count;
+        link.reap_receives(|_| {
+            count += 1;
+            link.post_receive()
+        })?;
+        empty = if count == before { empty + 1 } else { 0 };
+        if told.is_none() && empty.is_multiple_of(64) {
+            told = raw.number_if_there()?;
+        }
+    }
+    Ok(())
 }
 
 /// One item.

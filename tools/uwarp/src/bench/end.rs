@@ -287,7 +287,7 @@ impl End {
                 raw_datagrams(udp, raw, way, job.work, role, time)
             }
             Over::Uwarp => {
-                let reliable = matches!(job.work, Work::Reliable { .. });
+                let reliable = matches!(job.work, Work::Reliable { .. } | Work::ReliableStream { .. });
                 let own = if reliable { &mut self.reliable } else { &mut self.datagrams };
                 if own.is_none() {
                     let service = if reliable { Service::Reliable } else { Service::Unreliable };
@@ -305,6 +305,12 @@ impl End {
                     (Work::Datagrams { size, list, depth }, Role::Active) => {
                         datagrams::stream(link, raw, size, (list, depth), time).map(Answer::Figure)
                     }
+                    (Work::ReliableStream { size, window }, Role::Active) => {
+                        datagrams::reliable_stream(link, raw, size, window, time).map(Answer::Figure)
+                    }
+                    (Work::ReliableStream { .. }, Role::Passive) => {
+                        datagrams::take_all(link, raw).map(|()| Answer::Done)
+                    }
                     _ => datagrams::sink(link, raw).map(|()| Answer::Done),
                 }
             }
@@ -312,7 +318,7 @@ impl End {
     }
 
     fn job(&mut self, job: Job, role: Role) -> Result<Answer> {
-        if matches!(job.work, Work::Datagram { .. } | Work::Reliable { .. } | Work::Datagrams { .. }) {
+        if job.work.is_of_datagrams() {
             return self.datagram_job(job, role);
         }
         let (raws, link) = self.connected.as_mut().ok_or_else(|| Failure::new("not connected"))?;
@@ -348,6 +354,14 @@ fn raw_datagrams(
         }
         (Work::Datagram { size } | Work::Reliable { size }, Way::Wait(wait), Role::Passive) => {
             udp.pong(raw, size as usize, wait).map(|()| Answer::Done)
+        }
+        (Work::ReliableStream { .. }, Way::Datagrams { send, cut, .. }, Role::Active) => {
+            let (size, list) = udp.packets(send);
+            let figure = udp.stream(raw, (size, list), cut, time)?;
+            Ok(Answer::Figure(Figure { value: figure.value * size as f64, ..figure }))
+        }
+        (Work::ReliableStream { .. }, Way::Datagrams { receive, joined, wait, .. }, Role::Passive) => {
+            udp.drain(raw, receive as usize, joined, wait).map(|()| Answer::Done)
         }
         (Work::Datagrams { size, .. }, Way::Datagrams { send, cut, .. }, Role::Active) => {
             udp.stream(raw, (size as usize, send as usize), cut, time).map(Answer::Figure)
@@ -394,9 +408,10 @@ fn active(raws: &mut Raws, link: &Link, work: Work, time: Duration) -> Result<Fi
         Work::Stream { flow, target } => flow::stream(link, raw, flow, target, time),
         Work::Rate { size, list, depth, target } => flow::rate(link, raw, size, (list, depth), target, time),
         Work::CopyCrc { size } => fused::measure(size, time),
-        Work::Datagram { .. } | Work::Reliable { .. } | Work::Datagrams { .. } => {
-            Err(Failure::new("datagrams are not a connection's"))
-        }
+        Work::Datagram { .. }
+        | Work::Reliable { .. }
+        | Work::ReliableStream { .. }
+        | Work::Datagrams { .. } => Err(Failure::new("datagrams are not a connection's")),
         Work::Path(_) => Err(Failure::new("paths are counted, not timed")),
     }
 }
@@ -408,9 +423,11 @@ fn passive(raws: &mut Raws, link: &Link, work: Work) -> Result<()> {
         Work::Transaction { verb, size } => rdma::respond(link, raw, verb, size),
         Work::Stream { flow, target } => flow::sink(link, raw, flow, target),
         Work::Rate { size, list, depth, target } => flow::count(link, raw, size, (list, depth), target),
-        Work::CopyCrc { .. } | Work::Datagram { .. } | Work::Reliable { .. } | Work::Datagrams { .. } => {
-            Ok(())
-        }
+        Work::CopyCrc { .. }
+        | Work::Datagram { .. }
+        | Work::Reliable { .. }
+        | Work::ReliableStream { .. }
+        | Work::Datagrams { .. } => Ok(()),
         Work::Path(path) => path.opposite().map_or(Ok(()), |work| passive(raws, link, work)),
     }
 }

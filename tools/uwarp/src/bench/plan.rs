@@ -36,7 +36,7 @@ impl Item {
         let has_links = match self.work {
             Measure::Many(figures) => figures.have_links(),
             // They go by UDP on every route.
-            Measure::One(Work::Reliable { .. }) => false,
+            Measure::One(Work::Reliable { .. } | Work::ReliableStream { .. }) => false,
             _ => self.group.has_links(),
         };
         (has_links && once).then(|| Item {
@@ -88,6 +88,8 @@ pub enum Group {
     Datagrams,
     #[serde(rename = "datagram-rate")]
     DatagramRate,
+    #[serde(rename = "datagram-bandwidth")]
+    DatagramBandwidth,
     #[serde(rename = "datagram-facts")]
     DatagramFacts,
     Syscalls,
@@ -378,6 +380,10 @@ fn datagrams(items: &mut Vec<Item>) {
         let ways = ways::ping_pong(Wait::Spin);
         items.push(item(id, title, Group::Datagrams, work, Goal::AtMost(1.25), ways));
     }
+    let work = Measure::One(Work::ReliableStream { size: 1 << 20, window: 8 });
+    let title = "1 MiB reliable messages, each posted alone".to_owned();
+    let group = Group::DatagramBandwidth;
+    items.push(item("reliable-1mib", title, group, work, Goal::AtLeast(0.7), ways::joined_datagrams()));
     let lines = [("datagrams-1kib", 1, "each posted alone"), ("datagrams-1kib-lists", 32, "in lists of 32")];
     for (id, list, how) in lines {
         let work = Measure::One(Work::Datagrams { size: 1024, list, depth: DEPTH });

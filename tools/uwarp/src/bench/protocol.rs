@@ -269,6 +269,9 @@ pub enum Work {
     Datagram { size: u32 },
     /// The same with reliable datagrams.
     Reliable { size: u32 },
+    /// Reliable messages one way, each posted alone, up to `window` in flight. The figure is bytes a second,
+    /// until the peer has them all.
+    ReliableStream { size: u32, window: u32 },
     /// Datagrams one way, posted in lists of `list`, the last of each signalled, up to `depth` in flight. The
     /// figure is datagrams a second that arrive.
     Datagrams { size: u32, list: u32, depth: u32 },
@@ -312,10 +315,22 @@ impl Work {
             Work::Transaction { .. }
             | Work::Datagram { .. }
             | Work::Reliable { .. }
+            | Work::ReliableStream { .. }
             | Work::Datagrams { .. } => true,
             Work::CopyCrc { .. } => false,
             Work::Path(path) => path != Path::Event,
         }
+    }
+
+    /// It needs no connection.
+    pub fn is_of_datagrams(self) -> bool {
+        matches!(
+            self,
+            Work::Datagram { .. }
+                | Work::Reliable { .. }
+                | Work::ReliableStream { .. }
+                | Work::Datagrams { .. }
+        )
     }
 
     /// The figure is a time, and less is better.

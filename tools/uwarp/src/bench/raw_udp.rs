@@ -164,6 +164,15 @@ impl RawUdp {
         if rc == 0 { Ok(()) } else { Err(last("raw UDP: setsockopt")) }
     }
 
+    /// Bytes of a datagram as long as uwarp's packets here, and how many go in a call, of `most`.
+    pub fn packets(&self, most: u32) -> (usize, usize) {
+        // Those that never leave the host, and those of an Ethernet.
+        let is_local = u32::from(self.own).to_be() == self.peer.sin_addr.s_addr;
+        let size: usize = if is_local { 15_616 } else { 1452 };
+        // What one datagram of the system's can hold.
+        (size, (most as usize).min(65_000 / size))
+    }
+
     /// The active side of a ping-pong.
     pub fn ping(&self, size: usize, wait: Waiting, time: Duration) -> Result<Figure> {
         let (mut out, mut back) = self.ball(size);

@@ -15,13 +15,14 @@ use super::stats::{self, Ratio, Side};
 use super::ways::Sweep;
 use crate::table;
 
-const GROUPS: [Group; 12] = [
+const GROUPS: [Group; 13] = [
     Group::Latency,
     Group::Transactions,
     Group::Bandwidth,
     Group::Messages,
     Group::Rate,
     Group::Datagrams,
+    Group::DatagramBandwidth,
     Group::DatagramRate,
     Group::DatagramFacts,
     Group::Syscalls,
@@ -248,7 +249,7 @@ impl Measured {
             unit: match self.item.group {
                 Group::Latency | Group::Datagrams | Group::Crowded => "µs, half a round trip",
                 Group::Transactions => "µs",
-                Group::Bandwidth | Group::Messages => "B/s",
+                Group::Bandwidth | Group::Messages | Group::DatagramBandwidth => "B/s",
                 Group::Rate | Group::DatagramRate => "messages/s",
                 Group::Syscalls => "system calls of the calling thread",
                 Group::Connections => "connections/s",
@@ -321,7 +322,9 @@ fn spread(Ratio { median, least, most }: Ratio) -> String {
 fn in_unit(group: Group, side: &Side) -> String {
     match group {
         Group::Latency | Group::Transactions | Group::Datagrams | Group::Crowded => with_tail(side),
-        Group::Bandwidth | Group::Messages => format!("{:.2}", side.median / 1e9),
+        Group::Bandwidth | Group::Messages | Group::DatagramBandwidth => {
+            format!("{:.2}", side.median / 1e9)
+        }
         Group::Connections => per_second(side),
         Group::Rate | Group::DatagramRate | Group::DatagramFacts | Group::Syscalls | Group::Memory => {
             format!("{:.2}", side.median / 1e6)
@@ -380,6 +383,10 @@ fn caption(group: Group) -> &'static str {
         }
         Group::Rate => "Small messages one way, counted at the target; with a CRC over TCP",
         Group::Datagrams => "Datagrams, ping-pong: half a round trip, median (99th percentile)",
+        Group::DatagramBandwidth => {
+            "Reliable messages one way. Best raw UDP: datagrams as long as their packets, of its send / \
+             receive calls"
+        }
         Group::DatagramRate => {
             "Datagrams one way, as they arrive. Best raw UDP: datagrams of its send / receive calls"
         }
@@ -418,6 +425,9 @@ fn table(group: Group, rows: impl Iterator<Item = Vec<String>>, targets: bool) -
             "target",
             "raw UDP at its best",
         ],
+        Group::DatagramBandwidth => {
+            &["", "link", "raw UDP GB/s", "uwarp GB/s", "ratio", "target", "raw UDP at its best"]
+        }
         Group::DatagramRate => {
             &["", "link", "raw UDP million/s", "uwarp million/s", "ratio", "target", "raw UDP at its best"]
         }

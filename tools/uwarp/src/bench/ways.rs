@@ -122,6 +122,12 @@ pub fn datagrams(list: u32) -> Vec<Way> {
     ways
 }
 
+/// With datagrams of a packet's length, which the system cuts and joins.
+pub fn joined_datagrams() -> Vec<Way> {
+    let joins = |way: &Way| matches!(way, Way::Datagrams { cut: true, joined: true, .. });
+    datagrams(32).into_iter().filter(joins).collect()
+}
+
 pub fn connections() -> Vec<Way> {
     const BOTH: [Waiting; 2] = [Waiting::Block, Waiting::Spin];
     let pairs = BOTH.iter().flat_map(|connect| BOTH.iter().map(move |accept| (*connect, *accept)));

@@ -3,8 +3,8 @@
 use std::time::{Duration, Instant};
 
 use uwarp_abi_types::verbs::{
-    IBV_QP_INIT_ATTR_PD, IBV_QP_PKEY_INDEX, IBV_QP_PORT, IBV_QP_QKEY, IBV_QP_SQ_PSN, IBV_QP_STATE,
-    IBV_QPS_INIT, IBV_QPS_RTR, IBV_QPS_RTS, IBV_QPT_DRIVER, IBV_QPT_UD, ibv_qp_init_attr_ex,
+    IBV_QP_INIT_ATTR_PD, IBV_QP_PKEY_INDEX, IBV_QP_PORT, IBV_QP_QKEY, IBV_QP_RNR_RETRY, IBV_QP_SQ_PSN,
+    IBV_QP_STATE, IBV_QPS_INIT, IBV_QPS_RTR, IBV_QPS_RTS, IBV_QPT_DRIVER, IBV_QPT_UD, ibv_qp_init_attr_ex,
 };
 
 use super::*;
@@ -119,10 +119,16 @@ impl Link {
         // SAFETY: as above.
         let mut attr: ibv_qp_attr = unsafe { mem::zeroed() };
         (attr.port_num, attr.qkey) = (1, QKEY);
+        // As often as it takes.
+        attr.rnr_retry = 7;
+        let ready = match service {
+            Service::Unreliable => IBV_QP_SQ_PSN,
+            Service::Reliable => IBV_QP_RNR_RETRY,
+        };
         let states = [
             (IBV_QPS_INIT, IBV_QP_PKEY_INDEX | IBV_QP_PORT | IBV_QP_QKEY),
             (IBV_QPS_RTR, 0),
-            (IBV_QPS_RTS, IBV_QP_SQ_PSN),
+            (IBV_QPS_RTS, ready),
         ];
         for (state, mask) in states {
             attr.qp_state = state;
