@@ -28,6 +28,7 @@
 //! |---|---|
 //! | [`mod@entry`] | the macro every entry point goes through: panics, errno, trace, fork |
 //! | [`wait`] | the same for verbs that wait, and can be cancelled meanwhile |
+//! | [`jumps`] | signals that are deferred for programs whose handlers jump out of calls |
 //! | [`convention`], [`failure`] | how C functions report success and failure |
 //! | [`object`] | one ownership kind for each C type |
 //! | [`ibverbs`] | `<infiniband/verbs.h>` |
@@ -45,6 +46,7 @@ pub mod convention;
 pub mod entry;
 pub mod failure;
 pub mod ibverbs;
+pub mod jumps;
 pub mod log;
 pub mod object;
 pub mod private;

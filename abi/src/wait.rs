@@ -7,7 +7,9 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use uwarp_driver::waits::{Waits, begin_wait, end_wait};
-use uwarp_driver::{Channel, ChannelError, Uncancelled, mask_asleep, signals_awake};
+use uwarp_driver::{
+    Channel, ChannelError, Uncancelled, begin_to_wait, jumps_are_expected, mask_asleep, signals_awake,
+};
 
 use crate::convention::MinusOne;
 use crate::entry::{contain, run};
@@ -60,7 +62,8 @@ impl CancelType {
 ///
 /// The thread sleeps in `ppoll`, and our frames hold nothing then: it can be cancelled there, and a signal's
 /// handler can jump out. An event that comes later stays for other threads. Signals were blocked before the
-/// last look for an event, so each that has come since ends the sleep.
+/// last look for an event, so each that has come since ends the sleep. Where handlers are expected to jump
+/// ([`jumps`](crate::jumps)), they are blocked for the whole call but its sleeps.
 ///
 /// A program may have made its thread's cancellation asynchronous, as MVAPICH2 does: where this is a `read`,
 /// that is harmless. Outside the sleep it is deferred. An event that was taken when such a thread is
@@ -76,11 +79,14 @@ pub fn wait<T: Waits>(
     mut take: impl FnMut(&T, bool) -> Result<Option<()>, Failure>,
 ) -> c_int {
     let program = CancelType::defer();
+    begin_to_wait();
+    let defers = jumps_are_expected();
     // SAFETY: no frame of ours that is left by it has anything to drop, here and below.
     unsafe { pthread_testcancel() };
     let mut on: *const T = std::ptr::null();
     let found = find_one(name, find, &mut on);
     if found != 0 {
+        signals_awake();
         program.restore();
         return found;
     }
@@ -103,7 +109,9 @@ pub fn wait<T: Waits>(
                 let ready = unsafe { ppoll(&raw mut fds, 1, std::ptr::null(), mask) };
                 CancelType::defer();
                 let interrupted = ready < 0 && errno() == libc::EINTR;
-                signals_awake();
+                if !defers {
+                    signals_awake();
+                }
                 if interrupted && Channel::interruptible() {
                     // An event that has come meanwhile is returned all the same.
                     break interrupt(name, on, &mut take);
@@ -112,6 +120,7 @@ pub fn wait<T: Waits>(
         }
         first = false;
     };
+    signals_awake();
     program.restore();
     answer
 }

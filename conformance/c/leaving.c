@@ -202,6 +202,179 @@ static void jumping(void)
 	close_pair(&p);
 }
 
+#define JUMPS 1000
+
+static timer_t timer;
+
+/* A signal for the calling thread, once. */
+static void signal_in(long microseconds)
+{
+	struct itimerspec time = { .it_value = { .tv_nsec = microseconds * 1000 } };
+
+	MUST(timer_settime(timer, 0, &time, NULL) == 0);
+}
+
+static void timer_of_this_thread(void)
+{
+	struct sigevent event = { .sigev_notify = SIGEV_THREAD_ID, .sigev_signo = SIGALRM };
+
+	event._sigev_un._tid = gettid();
+	MUST(timer_create(CLOCK_MONOTONIC, &event, &timer) == 0);
+}
+
+/* Of the thread that jumps. */
+static sigset_t alarms;
+
+/* Takes an event of the channel. `got` is what was taken and not acknowledged; a jump leaves it so. */
+static void take_cq_event(struct side *side, struct ibv_cq *volatile *got)
+{
+	void *context;
+
+	MUST(ibv_get_cq_event(side->cc, (struct ibv_cq **)got, &context) == 0);
+	MUST(pthread_sigmask(SIG_BLOCK, &alarms, NULL) == 0);
+	ibv_ack_cq_events(*got, 1);
+	*got = NULL;
+	MUST(pthread_sigmask(SIG_UNBLOCK, &alarms, NULL) == 0);
+}
+
+/* A message and a Read each way: with events, or by polling alone. Earlier ones that were left may have been
+ * posted or not, and their completions taken or not: any receive will do, and there is always one. */
+static void exchange(struct pair *p, struct ibv_mr *mrs[2], struct ibv_cq *volatile *got, bool events, uint64_t id)
+{
+	struct side *ends[] = { &p->c, &p->s };
+
+	for (int n = 0; n < 2; n++) {
+		struct side *a = ends[n], *b = ends[!n];
+		struct ibv_sge to = sge_of(mrs[!n], 0, 64), from = sge_of(mrs[n], 64, 64);
+		struct ibv_wc wc = { 0 };
+		int rc;
+
+		if (events)
+			MUST(ibv_req_notify_cq(b->rcq, 0) == 0);
+		rc = post_recv(b, &to, 1, id);
+		MUST(rc == 0 || rc == ENOMEM);
+		MUST(post(a, IBV_WR_SEND, IBV_SEND_SIGNALED, &from, 1, 0, 0, 0) == 0);
+		MUST(post(a, IBV_WR_RDMA_READ, IBV_SEND_SIGNALED, &from, 1, (uintptr_t)mrs[!n]->addr, mrs[!n]->rkey, id) == 0);
+		while (events && ibv_poll_cq(b->rcq, 1, &wc) == 0) {
+			take_cq_event(b, got);
+			MUST(ibv_req_notify_cq(b->rcq, 0) == 0);
+		}
+		if (!events)
+			MUST(poll_within(b->rcq, &wc, LIMIT_MS));
+		MUST(wc.status == IBV_WC_SUCCESS);
+		for (wc.wr_id = 0; wc.wr_id != id;)
+			MUST(poll_within(a->scq, &wc, LIMIT_MS) && wc.status == IBV_WC_SUCCESS);
+	}
+}
+
+/* Takes what is there. */
+static void drain(struct ibv_cq *cq)
+{
+	struct ibv_wc wc;
+
+	while (ibv_poll_cq(cq, 1, &wc) > 0)
+		MUST(wc.status == IBV_WC_SUCCESS);
+}
+
+/* What a thread exchanges over a connection of its own. */
+struct talk {
+	struct pair pair;
+	char memory[2][256];
+	struct ibv_mr *mrs[2];
+	struct ibv_cq *volatile got;
+	bool events;
+	volatile long rounds;
+};
+
+static volatile bool over;
+
+static void open_talk(struct talk *t)
+{
+	struct side *ends[] = { &t->pair.c, &t->pair.s };
+
+	pair_open_with(&t->pair, (struct options){ .send_wr = 64, .recv_wr = 64, .cqe = 512 });
+	for (int n = 0; n < 2; n++)
+		MUST(t->mrs[n] = ibv_reg_mr(ends[n]->pd, t->memory[n], sizeof t->memory[n],
+					    IBV_ACCESS_LOCAL_WRITE | IBV_ACCESS_REMOTE_READ));
+}
+
+static void close_talk(struct talk *t)
+{
+	MUST(ibv_dereg_mr(t->mrs[0]) == 0 && ibv_dereg_mr(t->mrs[1]) == 0);
+	pair_close(&t->pair);
+}
+
+static void *talk(void *arg)
+{
+	struct talk *t = arg;
+
+	while (!over) {
+		exchange(&t->pair, t->mrs, &t->got, t->events, (uint64_t)++t->rounds);
+		usleep(200);
+	}
+	return NULL;
+}
+
+/* A program that jumps out of whatever it calls while it exchanges messages goes on, and so do its other
+ * threads. What it asked for in a call that it left may or may not have been done. */
+static void posting_and_polling(void)
+{
+	static struct talk own, others[2] = { { .events = false }, { .events = true } };
+	struct sigaction action = { .sa_handler = jump };
+	static volatile uint64_t id;
+	static volatile int jumps;
+	pthread_t threads[2];
+	long before[2];
+
+	sigemptyset(&alarms);
+	sigaddset(&alarms, SIGALRM);
+	MUST(sigaction(SIGALRM, &action, NULL) == 0);
+	MUST(pthread_sigmask(SIG_BLOCK, &alarms, NULL) == 0);
+	open_talk(&own);
+	for (int n = 0; n < 2; n++) {
+		open_talk(&others[n]);
+		MUST(pthread_create(&threads[n], NULL, talk, &others[n]) == 0);
+	}
+	timer_of_this_thread();
+	MUST(pthread_sigmask(SIG_UNBLOCK, &alarms, NULL) == 0);
+	srand(1);
+	for (jumps = 0; jumps < JUMPS; jumps++) {
+		own.events = jumps % 2;
+		if (sigsetjmp(back, 1) == 0) {
+			signal_in(20 + rand() % 300);
+			for (;;)
+				exchange(&own.pair, own.mrs, &own.got, own.events, ++id);
+		}
+		if (own.got) {
+			ibv_ack_cq_events(own.got, 1);
+			own.got = NULL;
+		}
+		exchange(&own.pair, own.mrs, &own.got, false, ++id);
+		drain(own.pair.c.rcq);
+		drain(own.pair.s.rcq);
+	}
+	check(true, "a program jumps out of its calls a thousand times", "");
+	for (int n = 0; n < 2; n++) {
+		before[n] = others[n].rounds;
+		for (int ms = 0; ms < LIMIT_MS && others[n].rounds < before[n] + 20; ms++)
+			usleep(1000);
+		check(others[n].rounds >= before[n] + 20, n ? "so does one that waits for events" :
+		      "another thread, which polls, goes on", "%ld rounds, %ld before", others[n].rounds, before[n]);
+	}
+	over = true;
+	for (int n = 0; n < 2; n++) {
+		MUST(pthread_join(threads[n], NULL) == 0);
+		close_talk(&others[n]);
+	}
+	exchange(&own.pair, own.mrs, &own.got, false, ++id);
+	close_talk(&own);
+	timer_delete(timer);
+	open_talk(&own);
+	exchange(&own.pair, own.mrs, &own.got, true, ++id);
+	close_talk(&own);
+	check(true, "everything is closed, and a new connection works", "");
+}
+
 /* How often the threads of this process have gone to sleep so far, this one excepted. */
 static long switches(void)
 {
@@ -258,7 +431,8 @@ static void sleeping(void)
 int main(int argc, char **argv)
 {
 	static const struct group groups[] = {
-		{ "cancelling", cancelling }, { "jumping", jumping }, { "sleeping", sleeping },
+		{ "cancelling", cancelling }, { "jumping", jumping },
+		{ "posting_and_polling", posting_and_polling }, { "sleeping", sleeping },
 	};
 
 	return run_groups(argc, argv, groups, sizeof groups / sizeof *groups);

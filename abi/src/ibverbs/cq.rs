@@ -20,7 +20,7 @@ use super::parent;
 use crate::convention::{Code, Negative, PlainCode};
 use crate::failure::{Failure, required};
 use crate::object::{self, Object, Use, Users, Visible, look, zeroed};
-use crate::{entry, slot};
+use crate::{deferred, entry, jumps, slot};
 
 /// A completion queue. It always has room for the extended form, which begins with the plain one.
 #[repr(C)]
@@ -223,6 +223,7 @@ entry! {
 
     /// ibv_get_cq_event(3).
     fn ibv_ack_cq_events(cq: *mut ibv_cq, nevents: u32) -> () {
+        let _deferred = jumps::defer();
         let queue = look::<CCq>(cq)?;
         (*cq).comp_events_completed = (*cq).comp_events_completed.wrapping_add(nevents);
         if let Some(events) = &queue.events {
@@ -279,9 +280,9 @@ slot! {
             return Err(Failure::unsupported("VLANs, flow tags and tag matching in completions"));
         }
         let cq: *mut ibv_cq_ex = create_with(context, attr, domain)?.cast();
-        (*cq).start_poll = Some(start_poll);
-        (*cq).next_poll = Some(next_poll);
-        (*cq).end_poll = Some(end_poll);
+        (*cq).start_poll = Some(jumps::choose(start_poll, deferred_start_poll));
+        (*cq).next_poll = Some(jumps::choose(next_poll, deferred_next_poll));
+        (*cq).end_poll = Some(jumps::choose(end_poll, deferred_end_poll));
         (*cq).read_opcode = Some(read_opcode);
         (*cq).read_vendor_err = Some(read_vendor_err);
         (*cq).read_byte_len = Some(read_byte_len);
@@ -388,6 +389,14 @@ slot! {
     hot fn read_completion_wallclock_ns(cq: *mut ibv_cq_ex) -> u64 {
         Ok(clock::wall(look::<CCq>(cq.cast())?.cq.polled_at()))
     }
+}
+
+deferred! {
+    deferred_poll_cq = poll_cq: (cq: *mut ibv_cq, num_entries: c_int, wc: *mut ibv_wc) -> c_int;
+    deferred_req_notify_cq = req_notify_cq: (cq: *mut ibv_cq, solicited_only: c_int) -> c_int;
+    deferred_start_poll = start_poll: (cq: *mut ibv_cq_ex, attr: *mut ibv_poll_cq_attr) -> c_int;
+    deferred_next_poll = next_poll: (cq: *mut ibv_cq_ex) -> c_int;
+    deferred_end_poll = end_poll: (cq: *mut ibv_cq_ex) -> ();
 }
 
 /// Makes the next completion the one to read.

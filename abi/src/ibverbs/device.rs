@@ -10,9 +10,8 @@ use super::context::{self, Context};
 use super::event::cookie;
 use super::{buffer, clock, cq, create_qp, device_memory, mr, mw, parent, post, query, srq};
 use crate::convention::MinusOne;
-use crate::entry;
 use crate::failure::{Failure, required};
-use crate::object;
+use crate::{entry, jumps, object};
 
 /// What inline functions of verbs.h call through the context. Where it is NULL they return `EOPNOTSUPP`
 /// themselves.
@@ -36,11 +35,11 @@ fn fill_operations(vctx: &mut verbs_context) {
     let ops = &mut vctx.context.ops;
     ops._compat_query_device = Some(query::compat_query_device);
     ops._compat_query_port = Some(query::compat_query_port);
-    ops.poll_cq = Some(cq::poll_cq);
-    ops.req_notify_cq = Some(cq::req_notify_cq);
-    ops.post_send = Some(post::post_send);
-    ops.post_recv = Some(post::post_recv);
-    ops.post_srq_recv = Some(srq::post_srq_recv);
+    ops.poll_cq = Some(jumps::choose(cq::poll_cq, cq::deferred_poll_cq));
+    ops.req_notify_cq = Some(jumps::choose(cq::req_notify_cq, cq::deferred_req_notify_cq));
+    ops.post_send = Some(jumps::choose(post::post_send, post::deferred_post_send));
+    ops.post_recv = Some(jumps::choose(post::post_recv, post::deferred_post_recv));
+    ops.post_srq_recv = Some(jumps::choose(srq::post_srq_recv, srq::deferred_post_srq_recv));
     ops.alloc_mw = Some(mw::alloc_mw);
     ops.bind_mw = Some(mw::bind_mw);
     ops.dealloc_mw = Some(mw::dealloc_mw);
@@ -48,6 +47,7 @@ fn fill_operations(vctx: &mut verbs_context) {
 
 /// ibv_open_device(3).
 pub fn open(device: &'static RdmaDevice) -> Result<*mut ibv_context, Failure> {
+    jumps::look();
     Context::open(device, fill_operations)
 }
 

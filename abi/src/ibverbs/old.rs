@@ -14,6 +14,7 @@ use uwarp_abi_types::verbs::*;
 use uwarp_process::{Mutex, PerProcess};
 
 use super::async_event::Of;
+use crate::jumps;
 
 /// Defines structures of 2006.
 macro_rules! structures {
@@ -237,11 +238,13 @@ unsafe fn taken<O>(result: c_int, old: *mut O) -> c_int {
 }
 
 unsafe extern "C" fn poll_cq(cq: *mut OldCq, count: c_int, wc: *mut ibv_wc) -> c_int {
+    let _deferred = jumps::defer();
     // SAFETY: the caller's promise; the table of a context of ours is full.
     unsafe { super::cq::poll_cq((*cq).real, count, wc) }
 }
 
 unsafe extern "C" fn req_notify_cq(cq: *mut OldCq, solicited: c_int) -> c_int {
+    let _deferred = jumps::defer();
     // SAFETY: as above.
     unsafe { super::cq::req_notify_cq((*cq).real, solicited) }
 }
@@ -257,6 +260,7 @@ unsafe fn each<W>(
     next: impl Fn(&W) -> *mut W,
     post: impl Fn(&W) -> c_int,
 ) -> c_int {
+    let _deferred = jumps::defer();
     let mut at = list;
     // SAFETY: the caller's promise, here and below.
     while let Some(wr) = unsafe { at.as_ref() } {

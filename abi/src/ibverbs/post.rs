@@ -1,5 +1,7 @@
 //! Posting lists of work requests.
 
+use std::ffi::c_int;
+
 use uwarp_abi_types::verbs::*;
 use uwarp_driver::{Qp, QueuePair, Srq};
 use uwarp_rnic::qp::UdSendWr;
@@ -12,7 +14,7 @@ use super::qp::CQp;
 use crate::convention::Code;
 use crate::failure::Failure;
 use crate::object::look;
-use crate::slot;
+use crate::{deferred, slot};
 
 const _: () = {
     use std::mem::offset_of;
@@ -268,4 +270,11 @@ slot! {
         }
         post_receives(&pair.qp, wr, bad_wr)
     }
+}
+
+deferred! {
+    deferred_post_send = post_send:
+        (qp: *mut ibv_qp, wr: *mut ibv_send_wr, bad_wr: *mut *mut ibv_send_wr) -> c_int;
+    deferred_post_recv = post_recv:
+        (qp: *mut ibv_qp, wr: *mut ibv_recv_wr, bad_wr: *mut *mut ibv_recv_wr) -> c_int;
 }

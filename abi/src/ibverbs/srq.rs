@@ -18,7 +18,7 @@ use super::post;
 use crate::convention::Code;
 use crate::failure::{Failure, required};
 use crate::object::{self, Object, Use, Users, Visible, look, zeroed};
-use crate::{entry, slot};
+use crate::{deferred, entry, slot};
 
 /// A shared receive queue.
 #[repr(C)]
@@ -165,4 +165,9 @@ slot! {
     hot fn post_srq_recv(srq: *mut ibv_srq, wr: *mut ibv_recv_wr, bad_wr: *mut *mut ibv_recv_wr) -> Code {
         post::post_receives(&look::<CSrq>(srq).inspect_err(|_| *bad_wr = wr)?.srq, wr, bad_wr)
     }
+}
+
+deferred! {
+    deferred_post_srq_recv = post_srq_recv:
+        (srq: *mut ibv_srq, wr: *mut ibv_recv_wr, bad_wr: *mut *mut ibv_recv_wr) -> c_int;
 }

@@ -3,7 +3,7 @@
 //!
 //! Inline data is copied when it is set. A mistake shows in `ibv_wr_complete`, which then posts nothing.
 
-use std::ffi::c_void;
+use std::ffi::{c_int, c_void};
 
 use lock_api::RawMutex as _;
 use uwarp_abi_types::verbs::*;
@@ -18,7 +18,7 @@ use super::qp::CQp;
 use crate::convention::Code;
 use crate::failure::Failure;
 use crate::object::look;
-use crate::slot;
+use crate::{deferred, jumps, slot};
 
 /// Operations that `send_ops_flags` may contain.
 pub const SUPPORTED: u64 = (IBV_QP_EX_WITH_RDMA_WRITE
@@ -50,9 +50,9 @@ pub const SUPPORTED_RD: u64 = SUPPORTED_UD
 /// Fills the function pointers for the requested operations; the others stay NULL.
 pub fn fill(qp: &mut ibv_qp_ex, ops: u64, is_datagram: bool) {
     let wants = |op: u32| ops & u64::from(op) != 0;
-    qp.wr_start = Some(wr_start);
-    qp.wr_complete = Some(wr_complete);
-    qp.wr_abort = Some(wr_abort);
+    qp.wr_start = Some(jumps::choose(wr_start, deferred_wr_start));
+    qp.wr_complete = Some(jumps::choose(wr_complete, deferred_wr_complete));
+    qp.wr_abort = Some(jumps::choose(wr_abort, deferred_wr_abort));
     qp.wr_set_sge = Some(wr_set_sge);
     qp.wr_set_sge_list = Some(wr_set_sge_list);
     qp.wr_set_inline_data = Some(wr_set_inline_data);
@@ -260,6 +260,12 @@ slot! {
         batch(qp)?.building().set_inline(pieces);
         Ok(())
     }
+}
+
+deferred! {
+    deferred_wr_start = wr_start: (qp: *mut ibv_qp_ex) -> ();
+    deferred_wr_abort = wr_abort: (qp: *mut ibv_qp_ex) -> ();
+    deferred_wr_complete = wr_complete: (qp: *mut ibv_qp_ex) -> c_int;
 }
 
 fn post(pair: &CQp, building: &mut Building) -> Result<(), Failure> {

@@ -353,7 +353,8 @@ impl Channel {
     /// blocked: the caller sleeps with [`mask_asleep`](fork::mask_asleep), and then calls
     /// [`signals_awake`](fork::signals_awake).
     pub fn attend(&self, limit: Option<Duration>) -> Result<bool, ChannelError> {
-        let asleep = SignalsAsleep::in_call();
+        // (Where jumps are expected, signals are blocked for the whole of the caller's wait.)
+        let asleep = (!fork::jumps_are_expected()).then(SignalsAsleep::in_call);
         let there = self.attend_until(limit, Signals::AsRead, false)?;
         if !there {
             std::mem::forget(asleep);

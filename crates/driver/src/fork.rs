@@ -9,6 +9,7 @@ use std::ffi::c_int;
 use std::mem::MaybeUninit;
 use std::os::fd::{BorrowedFd, IntoRawFd, OwnedFd, RawFd};
 use std::sync::OnceLock;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use rustix::event::epoll::Event;
@@ -232,6 +233,48 @@ impl SignalsAsleep {
 impl Drop for SignalsAsleep {
     fn drop(&mut self) {
         signals_awake();
+    }
+}
+
+/// A program's signal handlers may jump out of calls (`siglongjmp`).
+static JUMPS: AtomicBool = AtomicBool::new(false);
+
+/// From now on, calls that are wrapped in [`Deferred`] defer signals, and so do waits.
+pub fn expect_jumps() {
+    JUMPS.store(true, Ordering::Relaxed);
+}
+
+/// Whether [`expect_jumps`] was called.
+#[inline]
+pub fn jumps_are_expected() -> bool {
+    JUMPS.load(Ordering::Relaxed)
+}
+
+/// Defers the signals of the calling thread while it lives, except those of its own faults: a handler that
+/// runs when it ends may jump, because the call holds nothing any more.
+pub struct Deferred(libc::sigset_t);
+
+impl Deferred {
+    /// Signals are deferred from now on. Costs a system call, and another one at its end.
+    pub fn begin() -> Self {
+        // The thread may have left a wait by a jump, which has set the mask.
+        MASK_ASLEEP.with(|cell| cell.set(None));
+        Self(block_signals())
+    }
+}
+
+impl Drop for Deferred {
+    fn drop(&mut self) {
+        restore_signals(&self.0);
+    }
+}
+
+/// At the beginning of a verb that waits: where jumps are expected, signals are deferred until
+/// [`signals_awake`], except in sleeps.
+pub fn begin_to_wait() {
+    if jumps_are_expected() {
+        MASK_ASLEEP.with(|cell| cell.set(None));
+        SignalsAsleep::begin();
     }
 }
 

@@ -86,8 +86,8 @@ pub use config::Config;
 pub use devices::RdmaDevice;
 pub use engine::Engine;
 pub use fork::{
-    OncePerProcess, Uncancelled, has_more_rights_than_its_caller, mask_asleep, set_cancel_state_asleep,
-    signals_awake,
+    Deferred, OncePerProcess, Uncancelled, begin_to_wait, expect_jumps, has_more_rights_than_its_caller,
+    jumps_are_expected, mask_asleep, set_cancel_state_asleep, signals_awake,
 };
 pub use nic::{Limits, Nic, ProofPort};
 pub use observer::StreamObserver;
