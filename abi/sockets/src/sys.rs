@@ -173,6 +173,15 @@ pub fn has_arrived(fd: c_int) -> bool {
     state.is_none_or(|state| [FIN_WAIT2, TIME_WAIT, CLOSE].contains(&state[0]))
 }
 
+/// What the other end of a Unix socket has not received yet, in bytes of the kernel's memory; 0 also if this
+/// is not known.
+pub fn unread_by_peer(fd: c_int) -> c_int {
+    let mut unread: c_int = 0;
+    let to = (&raw mut unread).expose_provenance();
+    let asked = quietly(|| call(libc::SYS_ioctl, [int(fd), libc::TIOCOUTQ as usize, to, 0, 0]));
+    asked.map_or(0, |_| unread)
+}
+
 /// shutdown(2), with its error.
 pub fn shutdown(fd: c_int, how: c_int) -> Result<(), c_int> {
     quietly(|| call(libc::SYS_shutdown, [int(fd), int(how), 0, 0, 0])).map(drop)

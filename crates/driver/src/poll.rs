@@ -14,17 +14,21 @@ use crate::sys;
 
 // (Cells of plain values: a thread that is ending has them, too.)
 thread_local! {
-    static POLLER: Own = const { Own { poller: Cell::new(Poller::NEW), looks: Cell::new(false) } };
+    static POLLER: Own = const { Own { poller: Cell::new(Poller::NEW), looks: Cell::new(NO_LOOK) } };
     static ANSWER_WAIT: Cell<AnswerWait> = const { Cell::new(AnswerWait::NEW) };
 }
 
 /// What a thread that polls keeps. (One thing, because to find it takes a call.)
 struct Own {
     poller: Cell<Poller>,
-    /// It looks at the sockets. If that is set at the beginning of a look, the thread has left an earlier one
-    /// by a jump out of the handler of a signal.
-    looks: Cell<bool>,
+    /// Where on its stack it began to look at the sockets. If that is set at the beginning of a look, an
+    /// observer polls in the earlier one, or the thread has left that by a jump out of a signal's handler.
+    looks: Cell<usize>,
 }
+
+const NO_LOOK: usize = 0;
+/// A look within another one begins at least this far below it.
+const BELOW: usize = 512;
 
 impl Own {
     fn change(&self, change: impl FnOnce(&mut Poller)) {
@@ -61,10 +65,10 @@ impl Nic {
                     found = cq.poll(max, sink);
                     return;
                 }
-                self.begin_look(own);
+                let before = self.begin_look(own);
                 own.change(|poller| {
                     let in_earnest = self.look(cq, empty, poller);
-                    own.looks.set(false);
+                    own.looks.set(before);
                     found = cq.poll(max, sink);
                     idle = found == 0 && poller.yielding.count();
                     if found == 0 && in_earnest && !idle && !cq.needs_system() {
@@ -136,10 +140,10 @@ impl Nic {
             own.change(|poller| {
                 time |= poller.look_around.count();
                 if time {
-                    self.begin_look(own);
+                    let before = self.begin_look(own);
                     let served = self.engine().poll_once();
                     self.engine().look_after();
-                    own.looks.set(false);
+                    own.looks.set(before);
                     poller.look_around.looked(served > 0);
                 }
             });
@@ -191,10 +195,16 @@ impl Nic {
         empty >= earnest_at
     }
 
-    fn begin_look(&self, own: &Own) {
-        if own.looks.replace(true) {
-            // What the system has reported to the earlier look, nobody has served.
-            self.engine().rearm_all();
+    /// Returns what to set at the end of the look.
+    fn begin_look(&self, own: &Own) -> usize {
+        let here = 0_u8;
+        let here = (&raw const here).addr();
+        let before = own.looks.replace(here);
+        if before == NO_LOOK || before >= here + BELOW {
+            return before;
         }
+        // What the system has reported to the earlier look, nobody has served.
+        self.engine().rearm_all();
+        NO_LOOK
     }
 }

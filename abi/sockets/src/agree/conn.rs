@@ -29,12 +29,15 @@ use super::service;
 use super::side::Side;
 use super::spans::Spans;
 use super::table::{self, Claim, Shared};
-use super::wire::{MARKER_LEN, Nonce, Pattern};
+use super::wire::{Datagram, MARKER_LEN, Nonce, Pattern};
 use crate::sock::Sock;
 use crate::{fds, process, sys};
 
 /// Most bytes that are received ahead of the program. What two kernels hold is less as a rule.
 const AHEAD: usize = 16 << 20;
+
+/// How many bytes are received without a buffer from the heap.
+const FIRST: usize = 2048;
 
 /// How often a thread looks, in milliseconds, if there is no descriptor to wake it.
 const WITHOUT_BELL: c_int = 10;
@@ -147,6 +150,10 @@ pub struct Conn {
     pub side: Mutex<Side, 29>,
     /// Since when the peer's WELCOME waits for that answer.
     awaits_answer: OnceLock<Instant>,
+    /// That one, of an end on this host, which does not repeat it.
+    postponed: Mutex<Option<Datagram>, 29>,
+    /// There is one.
+    postpones: AtomicBool,
     pub agreement: Mutex<Agreement, 29>,
     /// For datagrams, at the end that connected to another host.
     pub udp: Mutex<Option<Own>, 29>,
@@ -232,6 +239,8 @@ impl Conn {
             is_near: side.is_some(),
             side: Mutex::new(side.unwrap_or_default()),
             awaits_answer: OnceLock::new(),
+            postponed: Mutex::new(None),
+            postpones: AtomicBool::new(false),
             agreement: Mutex::new(agreement),
             udp: Mutex::new(udp),
             speaker: AtomicI32::new(-1),
@@ -325,8 +334,27 @@ impl Conn {
     /// can send nothing for two round trips, and the peer hears the answer sooner before it. Not for ever:
     /// many only receive.
     pub fn is_to_answer(&self) -> bool {
-        self.answers_next.load(Ordering::Relaxed)
+        self.answers_next.load(Ordering::SeqCst)
             && self.awaits_answer.get_or_init(Instant::now).elapsed() < FOR_AN_ANSWER
+    }
+
+    /// Keeps a WELCOME back until the program has answered, or takes too long.
+    pub fn postpone(&self, welcome: Datagram) {
+        *self.postponed.lock() = Some(welcome);
+        self.postpones.store(true, Ordering::SeqCst);
+        // The program may have answered meanwhile.
+        if !self.is_to_answer() {
+            service::look_at(self.key);
+        }
+    }
+
+    /// That one, once it need not wait any more.
+    pub fn take_postponed(&self) -> Option<Datagram> {
+        if !self.postpones.load(Ordering::SeqCst) || self.is_to_answer() {
+            return None;
+        }
+        self.postpones.store(false, Ordering::SeqCst);
+        self.postponed.lock().take()
     }
 
     /// Whether bytes have come from the other end's program, which cannot send any before its library is
@@ -422,7 +450,10 @@ impl Conn {
                 result
             };
             if result > 0 {
-                self.answers_next.store(!sends, Ordering::Relaxed);
+                self.answers_next.store(!sends, Ordering::SeqCst);
+                if sends && self.postpones.load(Ordering::SeqCst) {
+                    service::look_at(self.key);
+                }
                 self.heard.fetch_or(!sends, Ordering::Relaxed);
             }
             if result >= 0 || errno() != libc::EAGAIN {
@@ -458,11 +489,20 @@ impl Conn {
         {
             return false;
         }
-        let mut block = crate::sock::block();
-        let got = sys::receive_now(self.tcp(), &mut block);
+        // Mostly there is nothing, or little.
+        let mut first = [0; FIRST];
+        let got = sys::receive_now(self.tcp(), &mut first);
         match got {
             Ok(0) => inbound.finish(End::Done),
-            Ok(len) => inbound.push(block.get(..len).unwrap_or_default()),
+            Ok(len) => {
+                inbound.push(first.get(..len).unwrap_or_default());
+                if len == FIRST && inbound.found().is_none() {
+                    let mut block = crate::sock::block();
+                    // An end, or a failure, is there the next time, too.
+                    let more = sys::receive_now(self.tcp(), &mut block).unwrap_or(0);
+                    inbound.push(block.get(..more).unwrap_or_default());
+                }
+            }
             Err(libc::EAGAIN | libc::EINTR) => return false,
             Err(errno) => inbound.finish(End::Failed(errno)),
         }

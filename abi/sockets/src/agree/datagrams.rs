@@ -11,7 +11,7 @@ use uwarp_preload::rules::Key;
 
 use super::conn::Conn;
 use super::machine::{Action, Role};
-use super::service::{KINDS, LINK, act, service};
+use super::service::{KINDS, LINK, act, reschedule, service};
 use super::side::Heard;
 use super::wire::{Datagram, Kind};
 use super::{kernel, table};
@@ -42,6 +42,9 @@ pub fn send(conn: &Conn, datagram: &Datagram) -> Vec<Action> {
 fn send_aside(conn: &Conn, datagram: &Datagram) -> Result<bool, c_int> {
     let Some(epoll) = service().as_ref().map(|service| service.epoll) else { return Ok(true) };
     let shows = matches!(datagram.kind, Kind::Hello | Kind::Welcome);
+    if shows && conn.side.lock().has_said(datagram) {
+        return Ok(true);
+    }
     let shown = if shows { table::path_of(conn) } else { None };
     let mut side = conn.side.lock();
     let linked = match datagram.kind {
@@ -103,17 +106,25 @@ pub fn hear_aside(conn: &Arc<Conn>, epoll: c_int) {
             None if accepted => continue,
             None => return,
             Some(Heard::Ended) => conn.agreement.lock().unlinked(conn.has_heard()),
-            // As if it were lost: the peer repeats it, and so does this end its HELLO.
             Some(Heard::Datagram(datagram)) if datagram.kind == Kind::Welcome && conn.is_to_answer() => {
+                conn.postpone(datagram);
                 continue;
             }
             Some(Heard::Datagram(datagram)) => {
                 conn.agreement.lock().datagram(&datagram, true, Instant::now())
             }
         };
-        act(conn, actions);
+        if actions.is_empty() { reschedule(conn) } else { act(conn, actions) }
     }
     // What is left is reported again.
+}
+
+/// A WELCOME that was kept back for an answer of the program's, which has sent it, or takes too long.
+pub fn hear_postponed(conn: &Arc<Conn>) {
+    if let Some(datagram) = conn.take_postponed() {
+        let actions = conn.agreement.lock().datagram(&datagram, true, Instant::now());
+        act(conn, actions);
+    }
 }
 
 fn parse(bytes: &[u8; Datagram::LEN + 1], len: usize) -> Option<Datagram> {

@@ -13,7 +13,7 @@ use uwarp_preload::rules::Trust;
 use uwarp_process::{Mutex, MutexGuard};
 
 use super::conn::{Conn, Own, Stage};
-use super::datagrams::{hear, hear_all, hear_aside, send};
+use super::datagrams::{hear, hear_all, hear_aside, hear_postponed, send};
 use super::inbound::End;
 use super::kept;
 use super::kernel;
@@ -469,6 +469,7 @@ fn serve(epoll: c_int, bell: c_int) {
             examine(&conn);
         }
         for conn in due.iter().filter_map(find) {
+            hear_postponed(&conn);
             let actions = conn.agreement.lock().timeout(Instant::now());
             act(&conn, actions);
         }
@@ -492,6 +493,7 @@ fn ready(conn: &Arc<Conn>, bits: u32) {
 
 /// Looks at what was received.
 fn examine(conn: &Arc<Conn>) {
+    hear_postponed(conn);
     let (found, end) = {
         let mut inbound = conn.inbound.lock();
         while inbound.is_looking() && conn.pull(&mut inbound) {}
@@ -503,7 +505,6 @@ fn examine(conn: &Arc<Conn>) {
         (None, None) => Vec::new(),
     };
     act(conn, actions);
-    show(conn);
 }
 
 fn show(conn: &Conn) {
@@ -566,12 +567,18 @@ pub fn act(conn: &Arc<Conn>, actions: Vec<Action>) {
             let decided = matches!(conn.stage(), Stage::Tcp | Stage::Stream);
             if decided && !conn.keeps() && conn.outbound.lock().unsent.is_empty() {
                 service.drop_conn(conn.key);
-                return;
             }
         }
         service.schedule(conn);
     }
     show(conn);
+}
+
+/// The agreement has changed, and there is nothing to do.
+pub fn reschedule(conn: &Conn) {
+    if let Some(service) = &mut *service() {
+        service.schedule(conn);
+    }
 }
 
 /// The connection stays TCP.

@@ -13,6 +13,7 @@
 use std::ffi::c_int;
 use std::net::SocketAddr;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::time::{Duration, Instant};
 
 use super::kernel::{self, Identity};
 use super::wire::{Datagram, Ends, Kind};
@@ -113,10 +114,21 @@ fn close_elsewhere(descriptors: Vec<c_int>) {
     sys::unblock(&before);
 }
 
+/// How long nothing is repeated that the peer has read: then its marker, which answers, must be on its way.
+const FOR_MARKER: Duration = Duration::from_millis(50);
+
 struct Link {
     socket: Exposed,
     /// The peer has shown its end of the connection.
     proven: bool,
+    /// The last HELLO or WELCOME that was sent, and when.
+    said: Option<(Datagram, Instant)>,
+}
+
+impl Link {
+    fn new(socket: Exposed) -> Self {
+        Self { socket, proven: false, said: None }
+    }
 }
 
 /// What has come.
@@ -131,7 +143,11 @@ pub enum Heard {
 #[derive(Default)]
 pub struct Side {
     name: Option<Exposed>,
+    /// Each of them is to a process of the owner of the peer's socket, or of root.
     links: Vec<Link>,
+    /// The peer's socket, as the kernel has named it. As long as this end is connected, no other one takes its
+    /// place.
+    peer: Option<Identity>,
 }
 
 fn name_of(ends: &Ends) -> (libc::sockaddr_storage, libc::socklen_t) {
@@ -150,7 +166,7 @@ impl Side {
         let (to, len) = name_of(ends);
         sys::quietly(|| sys::bind(name.fd, &to, len))?;
         kernel::listen(name.fd, LINKS as c_int)?;
-        Ok(Self { name: Some(name), links: Vec::new() })
+        Ok(Self { name: Some(name), ..Self::default() })
     }
 
     /// Relatives of this process have it, too, from now on.
@@ -178,13 +194,21 @@ impl Side {
         let mut socket = Exposed::new(kernel::seqpacket()?);
         let (to, len) = name_of(ends);
         sys::quietly(|| sys::connect(socket.fd, &to, len))?;
-        let peer = kernel::mirrored(ends.accepted, ends.connected).ok_or(libc::ENOTCONN)?;
+        let peer = self.ask(|| kernel::mirrored(ends.accepted, ends.connected)).ok_or(libc::ENOTCONN)?;
         if !peer.is_of(socket.fd) {
             return Err(libc::EACCES);
         }
         socket.watch(set, data);
-        self.links.push(Link { socket, proven: false });
+        self.links.push(Link::new(socket));
         Ok(())
+    }
+
+    /// The peer's socket; the kernel is asked once.
+    fn ask(&mut self, peer: impl Fn() -> Option<Identity>) -> Option<Identity> {
+        if self.peer.is_none() {
+            self.peer = peer();
+        }
+        self.peer
     }
 
     /// Whether there is a link.
@@ -192,12 +216,28 @@ impl Side {
         !self.links.is_empty()
     }
 
+    /// Whether this is in the peer's hands already: a link loses nothing. A WELCOME that has been read may be
+    /// said again, for an answer where the marker is behind many bytes.
+    pub fn has_said(&self, datagram: &Datagram) -> bool {
+        let Some(Link { socket, said: Some((before, at)), .. }) = self.links.last() else { return false };
+        let again = || {
+            datagram.kind == Kind::Welcome
+                && at.elapsed() >= FOR_MARKER
+                && sys::unread_by_peer(socket.fd) == 0
+        };
+        before == datagram && !again()
+    }
+
     /// Sends to the peer, and shows this descriptor, if there is one to show. False: the link has ended.
     pub fn send(&mut self, datagram: &Datagram, shown: Option<c_int>) -> bool {
-        let Some(link) = self.links.last() else { return true };
+        let Some(link) = self.links.last_mut() else { return true };
         // A peer that takes nothing for so long has enough repetitions.
         match kernel::send_with(link.socket.fd, &datagram.to_bytes(None), shown) {
-            Ok(_) | Err(libc::EAGAIN | libc::EINTR | libc::ETOOMANYREFS) => true,
+            Ok(_) => {
+                link.said = shown.map(|_| (*datagram, Instant::now()));
+                true
+            }
+            Err(libc::EAGAIN | libc::EINTR | libc::ETOOMANYREFS) => true,
             Err(_) => {
                 self.links.clear();
                 false
@@ -211,19 +251,23 @@ impl Side {
         let accepted = self.name.as_ref().map(|name| kernel::accept(name.fd));
         let Some(Ok(link)) = accepted else { return false };
         let mut socket = Exposed::new(link);
-        if !peer().is_some_and(|peer| peer.is_of(socket.fd)) {
+        if !self.ask(peer).is_some_and(|peer| peer.is_of(socket.fd)) {
             return true;
         }
         socket.watch(set, data);
         if self.links.len() >= LINKS {
             self.links.remove(0);
         }
-        self.links.push(Link { socket, proven: false });
+        self.links.push(Link::new(socket));
         true
     }
 
     /// Receives. `peer`: the other end, as the kernel names it. `None`: nothing more is there.
     pub fn receive(&mut self, ends: &Ends, peer: impl Fn() -> Option<Identity>) -> Option<Heard> {
+        if self.links.is_empty() {
+            return None;
+        }
+        let peer = self.ask(peer);
         let mut at = 0;
         while let Some(link) = self.links.get_mut(at) {
             let mut bytes = [0; Datagram::LEN + 1];
@@ -247,8 +291,7 @@ impl Side {
             let datagram = datagram.and_then(Datagram::parse).filter(|datagram| datagram.ends.are(ends));
             let claims =
                 datagram.is_some_and(|datagram| matches!(datagram.kind, Kind::Hello | Kind::Welcome));
-            let believed = |shown: Identity| peer() == Some(shown) && shown.is_of(link.socket.fd);
-            if !link.proven && claims && shown.is_some_and(believed) {
+            if !link.proven && claims && shown.is_some() && shown == peer {
                 // The peer is known, and there is only one.
                 link.proven = true;
                 self.name = None;
@@ -262,6 +305,8 @@ impl Side {
                 (true, Some(datagram)) => return Some(Heard::Datagram(datagram)),
                 (proven, _) => {
                     self.links.remove(at);
+                    // Its owner may have changed.
+                    self.peer = None;
                     if proven || self.name.is_none() {
                         return Some(Heard::Ended);
                     }
@@ -269,5 +314,116 @@ impl Side {
             }
         }
         None
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::net::{TcpListener, TcpStream};
+    use std::os::fd::AsRawFd as _;
+
+    use super::*;
+
+    struct Two {
+        c: Side,
+        a: Side,
+        ends: Ends,
+        tcp: [TcpStream; 2],
+        set: c_int,
+        asked: std::cell::Cell<usize>,
+    }
+
+    impl Two {
+        fn new() -> Self {
+            let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+            let connected = TcpStream::connect(listener.local_addr().unwrap()).unwrap();
+            let accepted = listener.accept().unwrap().0;
+            let ends =
+                Ends { connected: connected.local_addr().unwrap(), accepted: connected.peer_addr().unwrap() };
+            let set = sys::epoll().unwrap();
+            let (c, mut a) = (Side::publish(&ends).unwrap(), Side::default());
+            a.connect(&ends, set, 0).unwrap();
+            Self { c, a, ends, tcp: [connected, accepted], set, asked: std::cell::Cell::new(0) }
+        }
+
+        fn say(&self, kind: Kind) -> Datagram {
+            Datagram { kind, accepted: [1; 16], connected: [2; 16], ends: self.ends }
+        }
+
+        /// A says HELLO, and shows this socket.
+        fn hello(&mut self, shown: &TcpStream) -> Datagram {
+            let hello = self.say(Kind::Hello);
+            let path = kernel::path_of(shown.as_raw_fd());
+            assert!(self.a.send(&hello, path));
+            path.into_iter().for_each(sys::close);
+            hello
+        }
+
+        /// C accepts and receives.
+        fn heard(&mut self) -> Option<Heard> {
+            let Self { c, ends, set, asked, .. } = self;
+            let peer = || {
+                asked.set(asked.get() + 1);
+                kernel::mirrored(ends.connected, ends.accepted)
+            };
+            while c.accept(*set, 0, peer) {}
+            c.receive(ends, peer)
+        }
+    }
+
+    impl Drop for Two {
+        fn drop(&mut self) {
+            sys::close(self.set);
+        }
+    }
+
+    #[test]
+    fn the_kernel_is_asked_once_who_the_peer_is() {
+        let mut two = Two::new();
+        let own = two.tcp[1].try_clone().unwrap();
+        two.a.connect(&two.ends.clone(), two.set, 0).unwrap();
+        two.hello(&own);
+        assert!(matches!(two.heard(), Some(Heard::Datagram(_))));
+        assert_eq!(two.asked.get(), 1);
+    }
+
+    /// The descriptor of another socket proves nothing, and the next link is asked about anew.
+    #[test]
+    fn another_socket_is_not_believed() {
+        let mut two = Two::new();
+        let foreign = two.tcp[0].try_clone().unwrap();
+        two.hello(&foreign);
+        assert!(two.heard().is_none());
+        let own = two.tcp[1].try_clone().unwrap();
+        two.a.links.clear();
+        two.a.connect(&two.ends.clone(), two.set, 0).unwrap();
+        two.hello(&own);
+        assert!(matches!(two.heard(), Some(Heard::Datagram(_))));
+        assert_eq!(two.asked.get(), 2);
+    }
+
+    #[test]
+    fn nothing_is_repeated_that_the_peer_has() {
+        let mut two = Two::new();
+        let own = two.tcp[1].try_clone().unwrap();
+        let hello = two.hello(&own);
+        assert!(two.a.has_said(&hello) && !two.a.has_said(&two.say(Kind::Never)));
+        two.heard();
+        assert!(two.a.has_said(&hello), "read, and C answers");
+        let welcome = two.say(Kind::Welcome);
+        assert!(!two.c.has_said(&welcome));
+        let path = kernel::path_of(two.tcp[0].as_raw_fd());
+        assert!(two.c.send(&welcome, path) && two.c.has_said(&welcome));
+        path.into_iter().for_each(sys::close);
+        let past = Instant::now() - FOR_MARKER;
+        two.c.links[0].said = Some((welcome, past));
+        assert!(two.c.has_said(&welcome), "A has not read it");
+        let peer = || kernel::mirrored(two.ends.accepted, two.ends.connected);
+        assert!(matches!(two.a.receive(&two.ends.clone(), peer), Some(Heard::Datagram(_))));
+        assert!(!two.c.has_said(&welcome), "A's marker may be behind many bytes");
+        // Another link has nothing yet.
+        two.a.links.clear();
+        two.a.connect(&two.ends.clone(), two.set, 0).unwrap_err();
+        assert!(!two.a.has_said(&hello));
     }
 }

@@ -57,9 +57,12 @@ pub fn descriptors(table: &Table, conn: &Conn) -> Vec<c_int> {
 pub fn path_of(conn: &Conn) -> Option<c_int> {
     // The program closes none of them while the table is locked.
     let table = read();
+    if conn.tcp() >= 0 {
+        return kernel::path_of(conn.tcp());
+    }
     let mut entries = table.iter().flatten();
     let direct = entries.find(|(_, other)| other.key == conn.key).map(|(fd, _)| *fd);
-    kernel::path_of(direct.unwrap_or(conn.tcp()))
+    kernel::path_of(direct?)
 }
 
 /// The program closes a descriptor, or it is another one's already.
