@@ -137,12 +137,13 @@ const SAME_CALLS_AS: [(&str, Option<&str>, &[&str]); 6] = [
 
 /// Program and groups of connections upgraded in place: with a rule for both ends, and with one for one end,
 /// the other of which is TCP or played by hand.
-const UPGRADE: [(&str, &str, &str, &str, &[&str]); 29] = [
+const UPGRADE: [(&str, &str, &str, &str, &[&str]); 30] = [
     ("upgrade", "integrity", "-", "upgrade", &["UPGRADED"]),
     ("upgrade", "integrity", "::1", "upgrade", &["UPGRADED"]),
     ("upgrade", "integrity", "-", "upgrade:connect", &[]),
     ("upgrade", "integrity", "-", "upgrade:listen", &[]),
     ("upgrade", "answers", "-", "upgrade", &["UPGRADED"]),
+    ("upgrade", "ends_meanwhile", "-", "upgrade", &[]),
     ("upgraded", "waits", "-", "upgrade", &[]),
     ("upgraded", "entries", "-", "upgrade", &[]),
     ("upgraded", "handlers", "-", "upgrade", &[]),

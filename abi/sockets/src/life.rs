@@ -363,6 +363,12 @@ unsafe fn accepted(fd: c_int, from: *mut sockaddr, len: *mut socklen_t, flags: c
 
 #[cfg_attr(not(test), unsafe(no_mangle))]
 unsafe extern "C-unwind" fn shutdown(fd: c_int, how: c_int) -> c_int {
+    // First: it may get a stand-in at any moment, and whoever looked for that before would end the stand-in's
+    // own pair then, and no end would go to the peer.
+    if fds::is_asking(fd) && !process::is_child() {
+        // An end that sends no more could not answer.
+        agree::table::veto(fd);
+    }
     if fds::is_ruled(fd) && !(process::is_forked() && relay::ask_for(fd)) {
         let _pass = Pass::begin();
         let Some(sock) = sock::of(fd) else { return -1 };
@@ -379,13 +385,7 @@ unsafe extern "C-unwind" fn shutdown(fd: c_int, how: c_int) -> c_int {
         sock.show(Because::Call);
         return result;
     }
-    if fds::is_asking(fd) && !process::is_child() {
-        // An end that sends no more could not answer.
-        agree::table::veto(fd);
-        // SAFETY: no pointer. It may be a stream by now.
-        return if fds::is_ruled(fd) { unsafe { shutdown(fd, how) } } else { sys_shutdown(fd, how) };
-    }
-    real!(shutdown(fd: c_int, how: c_int) -> c_int)
+    sys_shutdown(fd, how)
 }
 
 fn sys_shutdown(fd: c_int, how: c_int) -> c_int {
