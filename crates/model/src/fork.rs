@@ -30,6 +30,10 @@ pub fn ask_to_run_soon() -> Result<(), u32> {
     Ok(())
 }
 
+pub fn jumps_are_expected() -> bool {
+    false
+}
+
 pub fn interruptions_restart() -> bool {
     true
 }

@@ -145,8 +145,8 @@ pub struct Side {
     name: Option<Exposed>,
     /// Each of them is to a process of the owner of the peer's socket, or of root.
     links: Vec<Link>,
-    /// The peer's socket, as the kernel has named it. As long as this end is connected, no other one takes its
-    /// place.
+    /// The peer's socket, as the kernel has named it. As long as this end is connected, no other one takes
+    /// its place.
     peer: Option<Identity>,
 }
 

@@ -55,6 +55,7 @@ impl Process {
                 Action::Deliver { message, .. } => {
                     self.end.core.deliver(message);
                 }
+                Action::AskLength { .. } => {}
                 Action::TakeBack { message, .. } => self.end.core.take_back(message).wake(),
             }
         }
