@@ -13,7 +13,8 @@
 //!            │           │ congestion ── how many of them, and when       │
 //!            │ room: what peers may send, for the socket's memory         │
 //!            │           │ received ── ACK ranges                         │
-//!            │           └ incoming ── once, in order, held               │ ──▶ poll_action
+//!            │           ├ incoming ── once, in order, held               │ ──▶ poll_action
+//!            │           └ streams ─── positions, windows, ends           │ ──▶ poll_stream_event
 //!            └─────────────────▲──────────────────────┬───────────────────┘
 //!                              └──── on_placed ◀──────┴─ arrivals: segments to place
 //! ```
@@ -40,6 +41,8 @@ mod recovery;
 mod room;
 mod rtt;
 mod sorted;
+mod stream_calls;
+mod streams;
 mod unrepeated;
 
 use std::time::Duration;
@@ -52,6 +55,8 @@ pub use message::{
 pub use outgoing::rnr_delay;
 pub use packet::PacketBuf;
 pub use range_set::RangeSet;
+pub use stream_calls::StreamAnswers;
+pub use streams::{StreamEnd, StreamEvent, StreamNews};
 
 /// What a process sets once.
 #[derive(Debug, Clone, Copy)]

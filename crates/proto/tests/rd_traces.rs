@@ -169,9 +169,9 @@ fn first_contact_and_two_messages() {
     pair.run();
     pair.check(
         r"
-      0 A Hello | Hello v1 features=0x0
-    100 B Challenge | Challenge v1 features=0x0 home=20002 credit=78 largest=1472
-    200 A Open pn=1 | Open v1 features=0x0 asked=20002 | Segment 0x1->0x2 msg=1 behind=0 0+64/64 first ack
+      0 A Hello | Hello v1 features=0x1
+    100 B Challenge | Challenge v1 features=0x1 home=20002 credit=78 largest=1472
+    200 A Open pn=1 | Open v1 features=0x1 asked=20002 | Segment 0x1->0x2 msg=1 behind=0 0+64/64 first ack
     300 B delivered 1
     300 B Packet pn=1 | Ack 1 delay=0us credit=78 floor=2 packets=0+1
     400 A finished: Ok(())
@@ -194,9 +194,9 @@ fn a_lost_packet_is_sent_again_after_a_round_trip() {
     pair.run();
     pair.check(
         r"
-      0 A Hello | Hello v1 features=0x0
-    100 B Challenge | Challenge v1 features=0x0 home=20002 credit=78 largest=1472
-    200 A Open pn=1 | Open v1 features=0x0 asked=20002 | Segment 0x1->0x2 msg=1 0+64/64 first ack
+      0 A Hello | Hello v1 features=0x1
+    100 B Challenge | Challenge v1 features=0x1 home=20002 credit=78 largest=1472
+    200 A Open pn=1 | Open v1 features=0x1 asked=20002 | Segment 0x1->0x2 msg=1 0+64/64 first ack
     300 B delivered 1
     300 B Packet pn=1 | Ack 1 delay=0us credit=78 floor=2 packets=0+1
     400 A finished: Ok(())
@@ -221,10 +221,10 @@ fn a_message_without_a_receive_goes_again() {
     pair.run();
     pair.check(
         r"
-      0 A Hello | Hello v1 features=0x0
-    100 B Challenge | Challenge v1 features=0x0 home=20002 credit=78 largest=1472
-    200 A Open pn=1 | Open v1 features=0x0 asked=20002 | Segment 0x1->0x2 msg=1 behind=0 0+1378/2000 first
-    200 A Open pn=2 | Open v1 features=0x0 asked=20002 | Segment 0x1->0x2 msg=1 behind=0 1378+622/2000 |
+      0 A Hello | Hello v1 features=0x1
+    100 B Challenge | Challenge v1 features=0x1 home=20002 credit=78 largest=1472
+    200 A Open pn=1 | Open v1 features=0x1 asked=20002 | Segment 0x1->0x2 msg=1 behind=0 0+1378/2000 first
+    200 A Open pn=2 | Open v1 features=0x1 asked=20002 | Segment 0x1->0x2 msg=1 behind=0 1378+622/2000 |
             Segment 0x1->0x2 msg=2 behind=1 0+10/10 first ack
     300 B Packet pn=1 | Ack 1 delay=0us credit=78 floor=1 packets=0+1 |
             Verdict msg=1 ReceiverNotReady timer=1 pn=…1
@@ -332,14 +332,14 @@ fn what_was_never_sent_disappears_with_what_is_queued_behind_it() {
     pair.run();
     pair.check(
         r"
-      0 A Hello | Hello v1 features=0x0
+      0 A Hello | Hello v1 features=0x1
       0 A finished: Err(Withdrawn)
       0 A finished: Err(Flushed)
-    100 B Challenge | Challenge v1 features=0x0 home=20002 credit=78 largest=1472
+    100 B Challenge | Challenge v1 features=0x1 home=20002 credit=78 largest=1472
     150 A finished: Err(Withdrawn)
-    200 A Hello | Hello v1 features=0x0
-    300 B Challenge | Challenge v1 features=0x0 home=20002 credit=78 largest=1472
-    400 A Open pn=1 | Open v1 features=0x0 asked=20002 | Segment 0x1->0x2 msg=1 behind=0 0+4/4 first ack
+    200 A Hello | Hello v1 features=0x1
+    300 B Challenge | Challenge v1 features=0x1 home=20002 credit=78 largest=1472
+    400 A Open pn=1 | Open v1 features=0x1 asked=20002 | Segment 0x1->0x2 msg=1 behind=0 0+4/4 first ack
     500 B delivered 1
     500 B Packet pn=1 | Ack 1 delay=0us credit=78 floor=2 packets=0+1
     600 A finished: Ok(())
@@ -366,9 +366,9 @@ fn a_posted_receive_ends_the_wait_for_it() {
     pair.run();
     pair.check(
         r"
-      0 A Hello | Hello v1 features=0x0
-    100 B Challenge | Challenge v1 features=0x0 home=20002 credit=78 largest=1472
-    200 A Open pn=1 | Open v1 features=0x0 asked=20002 | Segment 0x1->0x2 msg=1 behind=0 0+10/10 first |
+      0 A Hello | Hello v1 features=0x1
+    100 B Challenge | Challenge v1 features=0x1 home=20002 credit=78 largest=1472
+    200 A Open pn=1 | Open v1 features=0x1 asked=20002 | Segment 0x1->0x2 msg=1 behind=0 0+10/10 first |
             Segment 0x1->0x2 msg=2 0+11/11 first ack
     300 B Packet pn=1 | Ack 1 delay=0us credit=78 floor=1 packets=0+1 |
             Verdict msg=1 ReceiverNotReady timer=0 pn=…1 |
@@ -398,14 +398,14 @@ fn two_that_begin_at_once_cross() {
     pair.run();
     pair.check(
         r"
-      0 A Hello | Hello v1 features=0x0
-      0 B Hello | Hello v1 features=0x0
-    100 B Challenge | Challenge v1 features=0x0 home=20002 credit=78 largest=1472
-    100 A Challenge | Challenge v1 features=0x0 home=20001 credit=78 largest=1472
-    200 A Open pn=1 | Open v1 features=0x0 asked=20002 | Segment 0x1->0x2 msg=1 behind=0 0+64/64 first ack
-    200 B Open pn=1 | Open v1 features=0x0 asked=20001 | Segment 0x1->0x2 msg=1 behind=0 0+65/65 first ack
+      0 A Hello | Hello v1 features=0x1
+      0 B Hello | Hello v1 features=0x1
+    100 B Challenge | Challenge v1 features=0x1 home=20002 credit=78 largest=1472
+    100 A Challenge | Challenge v1 features=0x1 home=20001 credit=78 largest=1472
+    200 A Open pn=1 | Open v1 features=0x1 asked=20002 | Segment 0x1->0x2 msg=1 behind=0 0+64/64 first ack
+    200 B Open pn=1 | Open v1 features=0x1 asked=20001 | Segment 0x1->0x2 msg=1 behind=0 0+65/65 first ack
     300 B Cross
-    650 B Open pn=2 | Open v1 features=0x0 asked=20001 | Segment 0x1->0x2 msg=1 behind=0 0+65/65 first ack
+    650 B Open pn=2 | Open v1 features=0x1 asked=20001 | Segment 0x1->0x2 msg=1 behind=0 0+65/65 first ack
     750 A delivered 1
     750 A Packet pn=1 | Ack 2 delay=0us credit=78 floor=2 packets=0+1 |
             Segment 0x1->0x2 msg=1 behind=0 0+64/64 first ack

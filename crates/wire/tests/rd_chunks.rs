@@ -250,13 +250,28 @@ fn golden_chunks_of_fixed_length() {
 
 #[test]
 fn golden_stream_abandon_and_pad() {
-    let stream = Stream { stream: 7, offset: 0x0102_0304, open: Some(0x4E20), fin: true, data: b"abc" };
+    let stream = Stream {
+        stream: 7,
+        offset: 0x0102_0304,
+        open: Some(0x4E20),
+        fin: true,
+        acknowledge: false,
+        data: b"abc",
+    };
     let mut out = vec![0; stream.head_len()];
     stream.emit_head(&mut out);
     out.extend(stream.data);
     assert_eq!(out, [3, 0xC0, 0, 19, 0, 0, 0, 7, 1, 2, 3, 4, 0, 0, 0x4E, 0x20, b'a', b'b', b'c']);
     assert_eq!(only(&out), Ok(Chunk::Stream(stream)));
     assert_eq!(Chunk::Stream(stream).to_string(), "Stream 7 16909060+3 open=0x4e20 fin");
+
+    let later = Stream { open: None, fin: false, acknowledge: true, ..stream };
+    let mut out = vec![0; later.head_len()];
+    later.emit_head(&mut out);
+    out.extend(later.data);
+    assert_eq!(out, [3, 4, 0, 15, 0, 0, 0, 7, 1, 2, 3, 4, b'a', b'b', b'c']);
+    assert_eq!(only(&out), Ok(Chunk::Stream(later)));
+    assert_eq!(Chunk::Stream(later).to_string(), "Stream 7 16909060+3 ack");
 
     let mut out = [0; 12];
     assert_eq!(Abandon::emit([0x0102_0304, 5].into_iter(), &mut out), 12);

@@ -18,7 +18,7 @@ use smallvec::SmallVec;
 use uwarp_wire::introduction;
 use uwarp_wire::rd::ack::CREDIT_UNIT;
 use uwarp_wire::rd::chunk::Reason;
-use uwarp_wire::rd::contact::{Challenge, Cookie, Hello, Open};
+use uwarp_wire::rd::contact::{self, Challenge, Cookie, Hello, Open};
 use uwarp_wire::rd::{Header, Kind, Packet, VERSION};
 
 use super::Config;
@@ -30,6 +30,8 @@ use super::packet::PacketBuf;
 use super::peer::{Attempt, DEAD_MOST, Peer, PeerId, Peers, failed, hello_at};
 use super::room::{Room, first_credit};
 use super::rtt::Rtt;
+use super::stream_calls::Services;
+use super::streams::StreamEvent;
 use crate::clock::Now;
 use crate::proof::Proof;
 
@@ -42,6 +44,8 @@ const STOOD_STILL: Duration = Duration::from_secs(1);
 /// Challenges in a second, and answers to packets without an exchange.
 const CHALLENGES: u32 = 1000;
 const UNKNOWNS: u32 = 100;
+/// What this process knows beyond the first version.
+const FEATURES: u32 = contact::STREAMS;
 /// Answers without state that wait to be sent.
 const ANSWERS_MOST: usize = 64;
 /// Peers of a queue pair that are told of posted receives.
@@ -69,9 +73,8 @@ pub struct Rd {
     config: Config,
     proof: Proof,
     tokens: Tokens,
-    next_ticket: u64,
     next_exchange: u64,
-    peers: Peers,
+    pub(super) peers: Peers,
     of_address: BTreeMap<IpAddr, usize>,
     timers: BTreeSet<(Instant, PeerId)>,
     /// Peers that may have something to send.
@@ -86,6 +89,10 @@ pub struct Rd {
     /// The last peers that found no receive in a queue pair.
     refused: BTreeMap<u32, VecDeque<Route>>,
     is_closed: bool,
+    pub(super) services: Services,
+    /// With whom each stream is.
+    pub(super) streams: BTreeMap<Ticket, PeerId>,
+    pub(super) stream_news: VecDeque<StreamEvent>,
     /// When the owner last found its socket empty.
     empty_at: Option<Instant>,
 }
@@ -101,7 +108,6 @@ impl Rd {
             config,
             proof: Proof::new(now, &cookies),
             tokens: Tokens::new(&tokens),
-            next_ticket: 1,
             next_exchange: 1,
             peers: Peers::default(),
             of_address: BTreeMap::new(),
@@ -115,12 +121,28 @@ impl Rd {
             room: Room::new(now.get()),
             refused: BTreeMap::new(),
             is_closed: false,
+            services: Services::default(),
+            streams: BTreeMap::new(),
+            stream_news: VecDeque::new(),
             empty_at: None,
         }
     }
 
     /// Posts a message. It ends with [`Action::Finished`], once.
     pub fn post(&mut self, now: &Now, route: Route, message: Outgoing) -> Result<Ticket, PostError> {
+        let id = self.peer_for(route)?;
+        let ticket = self.services.ticket();
+        let now = now.get();
+        if let Some(peer) = self.peers.get_mut(id) {
+            peer.waiting.push_back((ticket, message));
+            peer.waiting_since.get_or_insert(now);
+        }
+        self.after(now, id);
+        Ok(ticket)
+    }
+
+    /// The peer at the other end of this route, from now on.
+    pub(super) fn peer_for(&mut self, route: Route) -> Result<PeerId, PostError> {
         if self.is_closed {
             return Err(PostError::Closed);
         }
@@ -129,20 +151,11 @@ impl Rd {
         if end(route.local) == end(route.remote) {
             return Err(PostError::Itself);
         }
-        let id = match self.peers.find(route) {
-            Some(id) => id,
-            None if self.has_room(route.remote.ip()) => self.new_peer(route),
-            None => return Err(PostError::TooManyPeers),
-        };
-        let ticket = Ticket(self.next_ticket);
-        self.next_ticket += 1;
-        let now = now.get();
-        if let Some(peer) = self.peers.get_mut(id) {
-            peer.waiting.push_back((ticket, message));
-            peer.waiting_since.get_or_insert(now);
+        match self.peers.find(route) {
+            Some(id) => Ok(id),
+            None if self.has_room(route.remote.ip()) => Ok(self.new_peer(route)),
+            None => Err(PostError::TooManyPeers),
         }
-        self.after(now, id);
-        Ok(ticket)
     }
 
     /// The owner gives a posted message up, because its queue pair ends or its memory must not be read any
@@ -385,6 +398,7 @@ impl Rd {
             let Some(peer) = self.peers.get_mut(id) else { continue };
             (peer.attempt, peer.waiting_since) = (None, None);
             peer.waiting.clear();
+            peer.fail_streams(Failure::Withdrawn);
             peer.dead.clear();
             peer.exchange.iter_mut().for_each(|exchange| exchange.close());
             self.after(now.get(), id);
@@ -441,7 +455,7 @@ impl Rd {
         let challenge = Challenge {
             highest: VERSION,
             home_port: route.local.port(),
-            features: 0,
+            features: FEATURES,
             cookie: Cookie { key: made.hash, made: made.made },
             credit: self.room.share(now.get(), 1),
             largest: u16::try_from(self.most_taken(route)).unwrap_or(u16::MAX),
@@ -470,18 +484,14 @@ impl Rd {
         }
         let now = now.get();
         let version = challenge.highest.min(VERSION);
+        let features = challenge.features & FEATURES;
         let mut rtt = Rtt::new();
         // With several Hellos it is not known which one this answers (RFC 6298 section 3).
         if let (1, Some(sent)) = (hellos, sent) {
             rtt.update(now.saturating_duration_since(sent), Duration::ZERO);
         }
-        let open = Open {
-            token,
-            made: challenge.cookie.made,
-            asked_port: route.remote.port(),
-            version,
-            features: 0,
-        };
+        let open =
+            Open { token, made: challenge.cookie.made, asked_port: route.remote.port(), version, features };
         let start = Start {
             id: self.next_exchange,
             route,
@@ -492,6 +502,7 @@ impl Rd {
             peer_takes,
             most_requests: self.config.most_requests,
             credit: u64::from(challenge.credit) * CREDIT_UNIT,
+            features,
             role: Role::Initiator(open),
         };
         self.next_exchange += 1;
@@ -522,7 +533,9 @@ impl Rd {
         let Some(exchange) = &mut peer.exchange else { return };
         self.room.on_heard(now, &mut peer.heard);
         let body = packet.body();
-        let over = exchange.handle_input(now, blind, header, body, Header::LEN, arrivals, &mut self.actions);
+        let (at, services) = (Header::LEN, &mut self.services);
+        let actions = &mut self.actions;
+        let over = exchange.handle_input(now, blind, header, body, at, arrivals, actions, services);
         if let Some(Over::Failed(failure)) = over {
             arrivals.clear();
             peer.end_exchange(now, failure, &mut self.actions);
@@ -544,7 +557,7 @@ impl Rd {
         let is_possible = open.asked_port == route.local.port()
             && (1..=VERSION).contains(&open.version)
             && open.version == header.version
-            && open.features == 0;
+            && open.features & !FEATURES == 0;
         if !is_possible {
             return;
         }
@@ -562,7 +575,8 @@ impl Rd {
             && let Some(exchange) = &mut peer.exchange
         {
             self.room.on_heard(now, &mut peer.heard);
-            let over = exchange.handle_input(now, blind, header, chunks, at, arrivals, &mut self.actions);
+            let (actions, services) = (&mut self.actions, &mut self.services);
+            let over = exchange.handle_input(now, blind, header, chunks, at, arrivals, actions, services);
             if let Some(Over::Failed(failure)) = over {
                 arrivals.clear();
                 peer.end_exchange(now, failure, &mut self.actions);
@@ -637,6 +651,7 @@ impl Rd {
             peer_takes: self.most_taken(route),
             most_requests: self.config.most_requests,
             credit: first_credit(),
+            features: open.features,
             role: Role::Responder { made: open.made },
         };
         let exchange = Box::new(Exchange::new(now_at, start, Rtt::new()));
@@ -715,9 +730,9 @@ impl Rd {
 
     /// After anything that concerns a peer: messages go where they can, and the peer is asked what it has to
     /// send. Its timer follows when that is nothing more: once for all that happens in a turn of the owner.
-    fn after(&mut self, now: Instant, id: PeerId) {
+    pub(super) fn after(&mut self, now: Instant, id: PeerId) {
         let Some(peer) = self.peers.get_mut(id) else { return };
-        if !peer.waiting.is_empty() {
+        if !peer.waiting.is_empty() || !peer.waiting_streams.is_empty() {
             let exchange = match (&mut peer.attempt, &mut peer.exchange) {
                 (Some(Attempt::Opening(opening)), _) if !opening.is_crossed => Some(opening),
                 (Some(_), _) => None,
@@ -735,10 +750,18 @@ impl Rd {
             if let Some(exchange) = exchange {
                 peer.waiting_since = None;
                 peer.waiting.drain(..).for_each(|(ticket, message)| exchange.post(now, ticket, message));
+                if exchange.phase == Phase::Opening && !peer.waiting_streams.is_empty() {
+                    exchange.ping(now);
+                }
+                if peer.attempt.is_none() {
+                    peer.begin_streams();
+                }
             }
         } else if matches!(peer.attempt, Some(Attempt::Asking { .. })) {
             peer.attempt = None;
         }
+        self.gather_stream_news(id);
+        let Some(peer) = self.peers.get_mut(id) else { return };
         if peer.is_empty() {
             self.forget(id);
             return;
@@ -824,7 +847,7 @@ impl Rd {
             Attempt::Asking { token, hellos, sent, .. } if is_due => {
                 (*hellos, *sent) = (*hellos + 1, Some(now));
                 let header = answer_header(route, Kind::Hello, *token);
-                out.put_sealed(&Hello { highest: VERSION, features: 0 }.to_packet(&header));
+                out.put_sealed(&Hello { highest: VERSION, features: FEATURES }.to_packet(&header));
                 Some(route)
             }
             Attempt::Asking { .. } => None,

@@ -19,6 +19,8 @@ use super::received::{self, PACKET_RANGES, Received};
 use super::recovery::{Content, Contents, News, Recovery};
 use super::room::charge;
 use super::rtt::Rtt;
+use super::stream_calls::Services;
+use super::streams::Streams;
 use super::unrepeated::Unrepeated;
 
 /// Without a packet for this long, an exchange rests.
@@ -63,6 +65,8 @@ pub(super) struct Start {
     pub(super) most_requests: usize,
     /// Charge that it lets this process have in flight at first.
     pub(super) credit: u64,
+    /// The features that both ends use.
+    pub(super) features: u32,
     /// In the initiator, what an Open says; in the responder, when the cookie was made.
     pub(super) role: Role,
 }
@@ -124,6 +128,9 @@ pub(super) struct Exchange {
     received: Received,
     pub(super) outgoing: OutgoingMessages,
     pub(super) unrepeated: Unrepeated,
+    pub(super) streams: Streams,
+    /// Streams go first into the next packet, if there are messages, too.
+    pub(super) is_streams_turn: bool,
     incoming: IncomingMessages,
     /// Queue pairs for which the peer was refused, and receives that they have now: to say yet.
     ready: SmallVec<[(u32, u8); 1]>,
@@ -166,6 +173,8 @@ impl Exchange {
             received: Received::default(),
             outgoing: OutgoingMessages::new(start.most_requests),
             unrepeated: Unrepeated::default(),
+            streams: Streams::default(),
+            is_streams_turn: false,
             incoming: IncomingMessages::new(start.id),
             ready: SmallVec::new(),
             probes: 0,
@@ -187,7 +196,9 @@ impl Exchange {
     pub(super) fn takes_messages(&self, now: Instant) -> bool {
         match self.phase {
             Phase::Opening => true,
-            Phase::Up => now < self.last_used + TOO_OLD || self.outgoing.has_begun(),
+            Phase::Up => {
+                now < self.last_used + TOO_OLD || self.outgoing.has_begun() || !self.streams.is_empty()
+            }
             Phase::Resting => false,
         }
     }
@@ -249,6 +260,21 @@ impl Exchange {
         self.incoming.held_bytes()
     }
 
+    /// When the last packet of the peer came.
+    pub(super) fn last_heard(&self) -> Instant {
+        self.last_heard
+    }
+
+    /// Whether probes had no answer.
+    pub(super) fn is_doubtful(&self) -> bool {
+        self.recovery.probes() >= 2
+    }
+
+    /// Whether nothing is under way that the peer must answer.
+    pub(super) fn nothing_is_owed(&self) -> bool {
+        !self.recovery.is_waiting() && self.probes == 0
+    }
+
     // --- Input.
 
     /// A packet with the right key. Its chunks are `body`, which begins at `at` in the datagram. The socket
@@ -263,6 +289,7 @@ impl Exchange {
         at: usize,
         arrivals: &mut Vec<Arrival>,
         actions: &mut Vec<Action>,
+        services: &mut Services,
     ) -> Option<Over> {
         let number = expand(header.number, self.received.largest());
         if number == 0 || header.version != self.start.version {
@@ -304,6 +331,12 @@ impl Exchange {
                     let (route, messages) = (self.start.route, abandon.messages());
                     let taken = self.incoming.on_abandon(now, route, messages, arrivals, actions);
                     heard.is_dropped |= taken == Taken::No;
+                }
+                Chunk::Stream(stream) => {
+                    heard.eliciting = true;
+                    heard.at_once |= stream.acknowledge;
+                    let bytes = end - stream.data.len()..*end;
+                    heard.is_dropped |= !self.on_stream(stream, bytes, services);
                 }
                 other => self.on_other(now, other, &mut heard, actions),
             }
@@ -383,8 +416,12 @@ impl Exchange {
                 report(finished, actions);
                 heard.over = Some(Over::Failed(Failure::Restarted));
             }
-            // TODO(docs/rd.md section 8): streams and further ports come with the carrier and the driver. A
-            // peer uses them only with a feature bit that this version does not offer.
+            Chunk::StreamCredit(credit) if self.has_streams() => self.streams.on_credit(credit),
+            Chunk::StreamReset(reset) if self.has_streams() => {
+                self.streams.on_reset(reset.stream, self.is_responder());
+            }
+            // TODO(docs/rd.md section 8): further ports come with the driver. A peer uses them only with a
+            // feature bit that this version does not offer.
             _ => {}
         }
         heard.eliciting = true;
@@ -419,7 +456,8 @@ impl Exchange {
                     let more = self.path.on_arrived(bytes as usize);
                     more.into_iter().for_each(|factor| self.congestion.rescale(factor));
                 }
-                Content::Abandon { .. } | Content::Ready { .. } => {}
+                Content::Stream(content) => self.streams.on_acknowledged(content),
+                Content::Abandon { .. } | Content::Ready { .. } | Content::Control(_) => {}
             }
         }
         for content in &news.lost {
@@ -444,6 +482,8 @@ impl Exchange {
             Content::Abandon { group } => self.outgoing.on_abandon_due(group),
             Content::Ready { qpn, receives } => self.on_receives_posted(qpn, receives),
             Content::Length { bytes } => self.path.on_lost(bytes as usize),
+            Content::Stream(content) => self.streams.on_lost(content),
+            Content::Control(control) => self.streams.say_again(control),
             // They go with every ACK.
             Content::Verdict { .. } | Content::Ack { .. } => {}
         }
@@ -518,6 +558,8 @@ impl Exchange {
             self.patience(config).filter(|_| self.phase != Phase::Up),
             self.unknown_probe_at(),
             self.paced_until(config),
+            self.streams.timeout(),
+            self.stream_ping_at(),
         ];
         others.into_iter().flatten().fold(life, Instant::min)
     }
@@ -575,7 +617,11 @@ impl Exchange {
         }
         match self.phase {
             Phase::Opening if self.born + OPENING <= now => return Some(Over::Failed(Failure::Silent)),
-            Phase::Up if self.last_used + REST <= now && self.waiting_since.is_none() => {
+            Phase::Up
+                if self.last_used + REST <= now
+                    && self.waiting_since.is_none()
+                    && self.streams.is_empty() =>
+            {
                 self.phase = Phase::Resting;
             }
             Phase::Resting if now >= (self.last_used + LIFE).max(self.born + LIFE) => {
@@ -606,6 +652,10 @@ impl Exchange {
         if std::mem::take(&mut self.incoming.has_news) {
             self.received.hurry(now);
         }
+        self.streams.on_timeout(now);
+        if self.stream_ping_at().is_some_and(|at| at <= now) {
+            self.ping(now);
+        }
         if self.ping_at().is_some_and(|at| at <= now) {
             self.probes = 1;
             self.pings = self.pings.saturating_add(1);
@@ -624,6 +674,7 @@ impl Exchange {
         let mut finished = Finished::new();
         let mut queued = self.outgoing.end(failure, &mut finished);
         self.unrepeated.end(failure, &mut finished, &mut queued);
+        self.streams.fail(failure);
         report(finished, actions);
         self.incoming.give_everything_back(actions);
         queued
@@ -684,8 +735,10 @@ impl Exchange {
         if is_resting {
             // The peer waits no more, or asks before it does.
             self.ready.clear();
+            self.streams.control.clear();
         }
-        if !ack_is_due && !wants_data && self.probes == 0 && self.ready.is_empty() {
+        let has_control = self.phase == Phase::Up && !self.streams.control.is_empty();
+        if !ack_is_due && !wants_data && !has_control && self.probes == 0 && self.ready.is_empty() {
             return None;
         }
         self.begin(now, out);
@@ -694,6 +747,10 @@ impl Exchange {
         for (qpn, receives) in self.ready.drain(..self.ready.len().min(READY_MOST)) {
             out.put_chunk(&Chunk::Ready(Ready { qpn, receives }));
             contents.push(Content::Ready { qpn, receives });
+            eliciting = true;
+        }
+        if has_control {
+            self.put_control(out, &mut contents);
             eliciting = true;
         }
         if wants_data {
@@ -787,9 +844,13 @@ impl Exchange {
         }
         let packet = self.recovery.next_number();
         let mut alone = true;
+        let streams_first = self.takes_turn();
+        if streams_first {
+            self.put_streams(longest, out, contents, &mut alone);
+        }
         while let Some(room) = longest.checked_sub(out.packet_len()).filter(|room| *room > 0) {
-            let alone_here = std::mem::replace(&mut alone, false);
-            let Some(part) = self.next_part(packet, room, alone_here) else { break };
+            let Some(part) = self.next_part(packet, room, alone) else { break };
+            alone = false;
             let payload = Payload {
                 ticket: part.ticket,
                 offset: part.segment.head.offset,
@@ -801,6 +862,9 @@ impl Exchange {
             if let Some(content) = part.content {
                 contents.push(content);
             }
+        }
+        if !streams_first {
+            self.put_streams(longest, out, contents, &mut alone);
         }
         contents.len() > before || out.has_segments()
     }

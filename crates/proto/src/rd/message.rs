@@ -106,7 +106,7 @@ pub struct Outgoing {
     pub unrepeated: bool,
 }
 
-/// Names a posted message until it has ended. Never used twice in a process.
+/// Names a posted message, or a stream, until it has ended. Never used twice in a process.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Ticket(pub(super) u64);
 
@@ -235,9 +235,9 @@ pub enum Placed {
 /// Payload that is in a packet: these bytes of the message.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Payload {
-    /// Which message.
+    /// Which message, or stream.
     pub ticket: Ticket,
-    /// Where it begins in the message.
+    /// Where it begins in the message; of a stream the low 32 bits of its position.
     pub offset: u32,
     /// Its bytes.
     pub len: u32,

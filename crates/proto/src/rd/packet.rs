@@ -4,7 +4,7 @@ use uwarp_wire::crc;
 use uwarp_wire::datagram::CRC_LEN;
 use uwarp_wire::rd::Header;
 use uwarp_wire::rd::ack;
-use uwarp_wire::rd::chunk::{self, Abandon, Chunk};
+use uwarp_wire::rd::chunk::{self, Abandon, Chunk, Stream};
 use uwarp_wire::rd::segment::{ACKNOWLEDGE, Segment};
 
 use super::message::{Payload, Ticket};
@@ -149,6 +149,21 @@ impl PacketBuf {
         let out = self.grow(segment.head_len());
         let at = segment.head.emit(rest, out);
         segment.ddp.emit(out.get_mut(at..).unwrap_or(&mut []));
+        if len > 0 {
+            payload.at = self.heads.len();
+            self.payload_len += len;
+            self.payloads.push(payload);
+            self.starts.push(start);
+        }
+    }
+
+    /// A part of a stream, which counts as a segment here.
+    pub(super) fn put_stream(&mut self, chunk: &Stream<'_>, mut payload: Payload) {
+        let start = self.heads.len();
+        self.last_segment = Some(start + 1);
+        let len = payload.len as usize;
+        let out = self.grow(chunk.head_len());
+        chunk.emit_head_for(len, out);
         if len > 0 {
             payload.at = self.heads.len();
             self.payload_len += len;

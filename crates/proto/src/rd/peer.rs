@@ -9,6 +9,7 @@ use smallvec::SmallVec;
 use super::exchange::{Exchange, LIFE, report};
 use super::message::{Action, Failure, Outgoing, Route, Ticket};
 use super::outgoing::{Finished, flush, take};
+use super::streams::{Stream, StreamEvent};
 
 /// Tokens that are kept of one peer besides its exchange's. With more, a new Open is refused.
 pub(super) const DEAD_MOST: usize = 64;
@@ -115,6 +116,10 @@ pub(super) struct Peer {
     /// Messages that have no exchange yet, and since when.
     pub(super) waiting: VecDeque<(Ticket, Outgoing)>,
     pub(super) waiting_since: Option<Instant>,
+    /// Streams that have no exchange yet.
+    pub(super) waiting_streams: Vec<Stream>,
+    /// What has happened to streams of exchanges that are over, and to those that wait.
+    pub(super) stream_news: Vec<StreamEvent>,
     /// Its entry in the list of timers.
     pub(super) timer: Option<Instant>,
     /// When it was heard last, as [`Room`](super::room::Room) counts.
@@ -140,6 +145,8 @@ impl Peer {
             dead: SmallVec::new(),
             waiting: VecDeque::new(),
             waiting_since: None,
+            waiting_streams: Vec::new(),
+            stream_news: Vec::new(),
             timer: None,
             heard: 0,
             is_queued: false,
@@ -147,7 +154,8 @@ impl Peer {
     }
 
     pub(super) fn is_empty(&self) -> bool {
-        self.attempt.is_none() && self.exchange.is_none() && self.dead.is_empty() && self.waiting.is_empty()
+        let has_nothing = self.waiting.is_empty() && self.waiting_streams.is_empty();
+        self.attempt.is_none() && self.exchange.is_none() && self.dead.is_empty() && has_nothing
     }
 
     pub(super) fn keep(&mut self, now: Instant, token: u64, is_crossed: bool) {
@@ -158,6 +166,7 @@ impl Peer {
     pub(super) fn end_exchange(&mut self, now: Instant, failure: Failure, actions: &mut Vec<Action>) {
         let Some(mut exchange) = self.exchange.take() else { return };
         let queued = exchange.end(failure, actions);
+        self.stream_news.append(&mut exchange.streams.news);
         if exchange.is_responder() {
             self.keep(now, exchange.start.peer_key, false);
         }
@@ -192,10 +201,12 @@ impl Peer {
             flush(&mut self.waiting, message.pair, ticket, &mut finished);
         }
         report(finished, actions);
-        if self.waiting.is_empty() {
+        if self.waiting.is_empty() && self.waiting_streams.is_empty() {
             self.waiting_since = None;
         }
-        if matches!(&self.attempt, Some(Attempt::Opening(opening)) if opening.is_idle_opening()) {
+        if matches!(&self.attempt, Some(Attempt::Opening(opening)) if opening.is_idle_opening())
+            && self.waiting_streams.is_empty()
+        {
             self.attempt = None;
         }
         true
@@ -203,6 +214,7 @@ impl Peer {
 
     pub(super) fn fail_waiting(&mut self, failure: Failure, actions: &mut Vec<Action>) {
         self.waiting_since = None;
+        self.fail_streams(failure);
         actions.extend(self.waiting.drain(..).map(|(ticket, _)| failed(ticket, failure)));
     }
 }

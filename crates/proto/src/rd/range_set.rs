@@ -54,6 +54,24 @@ impl RangeSet {
         missing
     }
 
+    /// Removes all numbers of a range.
+    pub(super) fn remove(&mut self, gone: &Range<u64>) {
+        if gone.is_empty() || !self.0.iter().any(|range| range.start < gone.end && gone.start < range.end) {
+            return;
+        }
+        let ranges = std::mem::take(&mut self.0);
+        for range in ranges {
+            let (before, behind) =
+                (range.start..range.end.min(gone.start), range.start.max(gone.end)..range.end);
+            self.0.extend([before, behind].into_iter().filter(|part| !part.is_empty()));
+        }
+    }
+
+    /// How many ranges there are.
+    pub(super) fn count(&self) -> usize {
+        self.0.len()
+    }
+
     /// Removes all numbers below `floor`.
     pub(super) fn remove_below(&mut self, floor: u64) {
         let gone = self.0.partition_point(|range| range.end <= floor);
@@ -117,6 +135,12 @@ mod tests {
                 prop_assert_eq!(set.covers(&(5..50)), missing.is_empty());
                 prop_assert!((0..75).all(|number| set.contains(number) == model.contains(&number)));
             }
+            let mut without = set.clone();
+            without.remove(&(floor..floor + 9));
+            let stays = |n: &u64| !(floor..floor + 9).contains(n);
+            let rest: BTreeSet<_> = model.iter().copied().filter(stays).collect();
+            prop_assert!(without.iter().all(|range| !range.is_empty()));
+            prop_assert_eq!(without.iter().flatten().collect::<BTreeSet<_>>(), rest);
             set.remove_below(floor);
             model.retain(|number| *number >= floor);
             prop_assert_eq!(set.iter().flatten().collect::<BTreeSet<_>>(), model);

@@ -12,6 +12,7 @@ use uwarp_wire::rd::chunk::Reason;
 
 use super::room::charge;
 use super::rtt::Rtt;
+use super::streams::{Control, StreamContent};
 
 /// A packet is lost when so many later ones are acknowledged (RFC 9002 section 6.1.1).
 const PACKET_THRESHOLD: u64 = 3;
@@ -35,6 +36,10 @@ pub(super) enum Content {
     Ack { largest: u64 },
     /// Nothing but the length of the packet.
     Length { bytes: u32 },
+    /// A part of a stream.
+    Stream(StreamContent),
+    /// What was said of a stream.
+    Control(Control),
 }
 
 pub(super) type Contents = SmallVec<[Content; 2]>;

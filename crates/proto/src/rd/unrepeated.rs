@@ -131,7 +131,7 @@ impl Exchange {
 
     /// Something could be sent if there is room.
     pub(super) fn is_sendable(&self) -> bool {
-        self.outgoing.is_sendable() || self.has_unrepeated()
+        self.outgoing.is_sendable() || self.has_unrepeated() || self.has_stream_bytes()
     }
 
     /// The next segment: of both kinds in turns, if there are both.

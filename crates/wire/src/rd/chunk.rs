@@ -192,6 +192,8 @@ pub struct Stream<'a> {
     pub open: Option<u32>,
     /// Nothing follows these bytes.
     pub fin: bool,
+    /// The packet is to be acknowledged at once.
+    pub acknowledge: bool,
     /// The bytes.
     pub data: &'a [u8],
 }
@@ -334,6 +336,8 @@ impl Chunk<'_> {
 impl Stream<'_> {
     const OPEN: u8 = 0x80;
     const FIN: u8 = 0x40;
+    /// That of a segment, too.
+    const ACKNOWLEDGE: u8 = super::segment::ACKNOWLEDGE;
 
     /// Bytes in front of the stream's own.
     pub const fn head_len(&self) -> usize {
@@ -345,9 +349,18 @@ impl Stream<'_> {
     /// # Panics
     /// If `out` is shorter than that.
     pub fn emit_head(&self, out: &mut [u8]) -> usize {
+        self.emit_head_for(self.data.len(), out)
+    }
+
+    /// The same in front of so many bytes, which are not `data`.
+    ///
+    /// # Panics
+    /// If `out` is shorter than that.
+    pub fn emit_head_for(&self, len: usize, out: &mut [u8]) -> usize {
         let open = if self.open.is_some() { Self::OPEN } else { 0 };
         let fin = if self.fin { Self::FIN } else { 0 };
-        put_header(STREAM, open | fin, self.head_len() + self.data.len(), out);
+        let acknowledge = if self.acknowledge { Self::ACKNOWLEDGE } else { 0 };
+        put_header(STREAM, open | fin | acknowledge, self.head_len() + len, out);
         put32(self.stream, &mut out[4..8]);
         put32(self.offset, &mut out[8..12]);
         if let Some(service) = self.open {
@@ -426,7 +439,8 @@ fn parse(code: u8, flags: u8, body: &[u8]) -> Result<Chunk<'_>, Error> {
                 (open, data) = (Some(be32(service)), rest);
             }
             let (stream, offset) = (be32(&head[..4]), be32(&head[4..]));
-            Chunk::Stream(Stream { stream, offset, open, fin: flags & Stream::FIN != 0, data })
+            let (fin, acknowledge) = (flags & Stream::FIN != 0, flags & Stream::ACKNOWLEDGE != 0);
+            Chunk::Stream(Stream { stream, offset, open, fin, acknowledge, data })
         }
         VERDICT => {
             let body = fixed::<8>(body)?;
@@ -472,12 +486,13 @@ impl fmt::Display for Chunk<'_> {
             Chunk::Pad(len) => write!(f, "Pad {len}"),
             Chunk::Ack(ack) => ack.fmt(f),
             Chunk::Segment(segment) => segment.fmt(f),
-            Chunk::Stream(Stream { stream, offset, open, fin, data }) => {
+            Chunk::Stream(Stream { stream, offset, open, fin, acknowledge, data }) => {
                 write!(f, "Stream {stream} {offset}+{}", data.len())?;
                 if let Some(service) = open {
                     write!(f, " open={service:#x}")?;
                 }
-                f.write_str(if *fin { " fin" } else { "" })
+                f.write_str(if *fin { " fin" } else { "" })?;
+                f.write_str(if *acknowledge { " ack" } else { "" })
             }
             Chunk::Verdict(Verdict { message, reason, timer, detail }) => {
                 write!(f, "Verdict msg={message} {reason:?}")?;

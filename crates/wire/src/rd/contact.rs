@@ -40,6 +40,9 @@ use super::{Header, Kind};
 use crate::datagram::{self, CRC_LEN};
 use crate::{Truncated, be16, be32, be64, head};
 
+/// Feature: the process takes STREAM and its companions.
+pub const STREAMS: u32 = 1;
+
 /// Proof that its bearer received at an address when it was made.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Default)]
 pub struct Cookie {
