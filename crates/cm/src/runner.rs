@@ -576,6 +576,10 @@ impl<M: Machine + 'static, E: Environment<M>> Surroundings for Real<'_, M, E> {
         self.0.watch(conn.map_or(Place::Listening, Place::Conn), watch)
     }
 
+    fn name(&self, watched: &Watched) -> u64 {
+        watched.token.name()
+    }
+
     fn again(&mut self, watched: &Watched) {
         watched.again();
     }

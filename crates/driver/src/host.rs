@@ -94,11 +94,16 @@ pub fn begin(
     let unsettled = Unsettled { qp: Arc::downgrade(qp), number };
     let Some(host) = negotiated.host else {
         // On another host there is nothing to say, unless memory is required.
-        if choice != LinkChoice::Tcp && (choice == LinkChoice::Memory || are_one_host(ends)) {
+        if choice == LinkChoice::Rd {
+            unsettled.stay(Why::Datagrams);
+        } else if choice != LinkChoice::Tcp && (choice == LinkChoice::Memory || are_one_host(ends)) {
             unsettled.stay(Why::NotOffered);
         }
         return;
     };
+    if choice == LinkChoice::Rd {
+        return unsettled.stay(Why::Datagrams);
+    }
     match (choice, qp.neighbours(), negotiated.initiator) {
         (LinkChoice::Tcp, neighbours, initiator) => {
             if let Some(neighbours) = neighbours.filter(|_| !initiator) {

@@ -36,6 +36,7 @@ pub mod address;
 mod alarm;
 mod attended;
 mod background;
+pub mod carriers;
 pub mod channel;
 pub mod config;
 pub mod credentials;

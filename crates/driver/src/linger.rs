@@ -91,6 +91,8 @@ impl Linger {
             End::Told => Manner::WholeOrReset,
             End::Reset => Manner::Reset,
         };
+        let mut link = link;
+        link.set_late();
         let closing = Closing::new(rest, manner, waiting.held, began, &link);
         let timer = closing.poll_timeout();
         let state = State { link, token, closing, at_answer: waiting.at_answer, timer };
@@ -119,7 +121,10 @@ impl Linger {
             tracing::debug!("a stream is closed although its peer has not confirmed {unsent} bytes");
         }
         self.engine.deregister(state.token);
-        fork::close(state.link.into_fd());
+        // A stream that shares a socket is left to what carries it.
+        if let Ok(fd) = state.link.into_descriptor() {
+            fork::close(fd.take());
+        }
         OPEN.fetch_sub(1, Ordering::SeqCst);
         if let Some((observer, why)) = state.at_answer {
             // An observer closes descriptors, and a thread that polls must not be cancelled there.

@@ -6,6 +6,7 @@ use std::net::IpAddr;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Weak};
 
+use rustix::io::Errno;
 use uwarp_llp::carrier::Bound;
 use uwarp_llp::udp::{self, Route};
 use uwarp_mem::shared::Refused;
@@ -16,6 +17,7 @@ use uwarp_rnic::qp::{Counters, Drops, MAX_MESSAGE, QpCaps, QpInit};
 use uwarp_rnic::{AsyncSink, VerbsError};
 
 use crate::background;
+use crate::carriers;
 use crate::config::Config;
 use crate::engine::Engine;
 use crate::host::{Neighbours, Why};
@@ -24,6 +26,7 @@ use crate::pair::{QueuePair, WeakQueuePair};
 use crate::port::{Port, PortWatch};
 use crate::proofs::ProofObserver;
 use crate::qpn::Numbers;
+use crate::rd::StreamPort;
 use crate::ud::{DatagramPort, Unclaimed, UnclaimedCounters};
 
 /// The limits of the device. All are kept: those of objects by [`crate::quota`].
@@ -112,6 +115,8 @@ pub struct Nic {
     changes: AtomicU64,
     /// Ports with datagram queue pairs.
     datagram_ports: Mutex<HashMap<u16, Weak<DatagramPort>>, 15>,
+    /// Ports with streams of reliable datagrams.
+    stream_ports: Mutex<HashMap<u16, Weak<StreamPort>>, 14>,
     /// The port of multicast groups, while a queue pair is a member of one.
     group_port: Mutex<Weak<DatagramPort>, 15>,
     /// Counters of destroyed queue pairs, and the datagrams that they dropped.
@@ -135,6 +140,7 @@ impl Nic {
             numbers: Numbers::default(),
             changes: AtomicU64::new(0),
             datagram_ports: Mutex::default(),
+            stream_ports: Mutex::default(),
             group_port: Mutex::default(),
             departed: Mutex::default(),
             unclaimed: Arc::default(),
@@ -166,7 +172,7 @@ impl Nic {
 
     /// What this process shares with others of its host; `None`: it uses TCP, and a log line says why.
     pub fn neighbours(&self) -> Option<Arc<Neighbours>> {
-        if Config::get().links.are_tcp() {
+        if Config::get().links.need_no_memory() {
             return None;
         }
         let mut neighbours = self.neighbours.lock();
@@ -277,7 +283,43 @@ impl Nic {
 
     /// What is bound to the port of a queue pair's number, to listen with. `None`: it was taken before.
     pub fn take_stream_socket(&self, qpn: u32) -> Option<Box<dyn Bound>> {
-        self.numbers.take_streams(qpn)
+        self.numbers.take_streams(qpn).map(carriers::with_rules)
+    }
+
+    /// The port from which this process opens streams of reliable datagrams: its first one.
+    pub(crate) fn stream_port(&self) -> Result<Arc<StreamPort>, Errno> {
+        // A stream is for a queue pair, which has a number.
+        let qpn = self.numbers.any_of_port().ok_or(Errno::NOBUFS)?;
+        self.stream_port_at(port_of(qpn))
+    }
+
+    /// The streams of reliable datagrams that come to this port.
+    pub(crate) fn stream_port_at(&self, port: u16) -> Result<Arc<StreamPort>, Errno> {
+        let mut ports = self.stream_ports.lock();
+        if let Some(known) = ports.get(&port).and_then(Weak::upgrade) {
+            return Ok(known);
+        }
+        let served = self.served_datagram_port(port);
+        let datagrams = match served {
+            Some(served) => Ok(served),
+            None if self.numbers.datagrams(u32::from(port) << 8).is_some() => {
+                self.datagram_port(u32::from(port) << 8).map_err(|_| Errno::NOBUFS)
+            }
+            None => self.datagram_port_of_service(port),
+        }?;
+        let new = StreamPort::of(&datagrams).map_err(|_| Errno::NOBUFS)?;
+        ports.retain(|_, port| port.strong_count() > 0);
+        ports.insert(port, Arc::downgrade(&new));
+        Ok(new)
+    }
+
+    /// The UDP port of the same number as one that rdma_cm listens on.
+    fn datagram_port_of_service(&self, port: u16) -> Result<Arc<DatagramPort>, Errno> {
+        let mut ports = self.datagram_ports.lock();
+        let socket = Arc::new(udp::Socket::bind(port)?);
+        let new = DatagramPort::of_numbers(&self.engine, socket, port, &self.unclaimed, None)?;
+        ports.insert(port, Arc::downgrade(&new));
+        Ok(new)
     }
 
     /// It could not listen.

@@ -9,6 +9,7 @@ use uwarp_mem::guard;
 use uwarp_rnic::VerbsError;
 use uwarp_wire::crc::crc32c;
 
+use crate::carriers;
 use crate::config::Config;
 use crate::fork;
 use crate::linger;
@@ -51,6 +52,7 @@ impl Nic {
             VerbsError::NoResources("descriptors or threads")
         })?;
         *opened = Some(nic.clone());
+        carriers::begin(&nic);
         drop(opened);
         stat::start(&nic);
         Ok(nic)

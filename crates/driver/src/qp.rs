@@ -22,8 +22,10 @@ use std::sync::{Arc, Weak};
 use std::time::{Duration, Instant};
 
 use uwarp_llp::link::{Caps, Kind};
+use uwarp_llp::streams::Carries;
 use uwarp_llp::{Link, LowerLayer as _};
-use uwarp_process::MutexGuard;
+use uwarp_process::{Mutex, MutexGuard};
+use uwarp_proto::framing::Framing;
 use uwarp_rnic::cq::{Coverage, Feeder};
 use uwarp_rnic::qp::{
     Disconnect, DisconnectReply, Drops, End, LinkCaps, LinkEvent, Now, Psns, QpAttr, QpInit, QpModify,
@@ -146,7 +148,11 @@ impl Notice {
 pub struct Qp {
     me: Weak<Self>,
     shell: Shell,
-    inner: Attended<Inner, 18>,
+    inner: Attended<Inner, 16>,
+    /// What receives for its stream, if that shares a socket with others. Called without its lock.
+    carries: Mutex<Option<Arc<dyn Carries>>, 29>,
+    /// There is such a thing.
+    is_carried: AtomicBool,
     /// The kernel may have room again.
     room: AtomicBool,
     /// A thread has polled the socket while the system does not watch it.
@@ -188,6 +194,8 @@ impl Qp {
                 me: me.clone(),
                 shell,
                 inner: Attended::new(inner),
+                carries: Mutex::default(),
+                is_carried: AtomicBool::new(false),
                 room: AtomicBool::new(false),
                 polled: AtomicBool::new(false),
                 found_nothing: AtomicBool::new(false),
@@ -402,7 +410,7 @@ impl Qp {
         link: Link,
         mut params: StreamParams,
         observer: Arc<dyn StreamObserver>,
-        settling: Settling,
+        mut settling: Settling,
     ) -> Result<StreamNumber, (VerbsError, Link)> {
         if inner.destroyed {
             return Err((VerbsError::Invalid("the queue pair is destroyed"), link));
@@ -418,6 +426,10 @@ impl Qp {
         let now = &Now::unread();
         let caps = link.caps();
         params.link = link_caps(caps);
+        if link.kind() == Kind::Rd {
+            // Its packets have a checksum, and it is what its user has chosen.
+            (params.framing, settling) = (Framing::PLAIN, Settling::Over);
+        }
         if let Err(error) = inner.core.attach(now, params) {
             return Err((error, link));
         }
@@ -442,7 +454,10 @@ impl Qp {
         if !caps.needs_system {
             self.shell.set_needs_system(false);
         }
-        self.shell.fed_by(Some(token));
+        let carries = link.carries().cloned();
+        self.shell.fed_by(Some(token).filter(|_| carries.is_none()));
+        self.is_carried.store(carries.is_some(), Ordering::Release);
+        *self.carries.lock() = carries;
         linger::stream_begins();
         inner.streams = inner.streams.next();
         let number = inner.streams;
@@ -477,7 +492,7 @@ impl Qp {
         self.disconnect_locked(self.inner.lock(), false);
     }
 
-    fn disconnect_locked(&self, mut inner: MutexGuard<'_, Inner, 18>, answered: bool) {
+    fn disconnect_locked(&self, mut inner: MutexGuard<'_, Inner, 16>, answered: bool) {
         let now = &Now::unread();
         answer(&mut inner);
         inner.core.disconnect(now, answered);
@@ -516,14 +531,14 @@ impl Qp {
     }
 
     /// [`Self::release`] for a holder that changed nothing that other threads must learn of.
-    fn let_go(&self, inner: MutexGuard<'_, Inner, 18>) {
+    fn let_go(&self, inner: MutexGuard<'_, Inner, 16>) {
         if self.inner.let_go(inner) {
             self.look();
         }
     }
 
     /// Releases the lock and checks whether another thread wanted it meanwhile; then makes the reports.
-    fn release(&self, inner: MutexGuard<'_, Inner, 18>) {
+    fn release(&self, inner: MutexGuard<'_, Inner, 16>) {
         if let Some(notice) = self.release_first(inner) {
             self.report(notice);
         }
@@ -531,9 +546,9 @@ impl Qp {
 
     /// As [`Self::release`]; returns the report that the caller has to make first.
     #[inline]
-    fn release_first(&self, inner: MutexGuard<'_, Inner, 18>) -> Option<Notice> {
+    fn release_first(&self, inner: MutexGuard<'_, Inner, 16>) -> Option<Notice> {
         let first = Cell::new(None);
-        let finish = |inner: &mut MutexGuard<'_, Inner, 18>| {
+        let finish = |inner: &mut MutexGuard<'_, Inner, 16>| {
             self.act(inner, &Now::unread());
             if !inner.notices.is_empty() {
                 self.take_notice(inner, &first);
@@ -589,6 +604,9 @@ impl Qp {
         last: (Vec<u8>, End),
     ) {
         let Some(conn) = inner.conn.take() else { return };
+        if self.is_carried.swap(false, Ordering::AcqRel) {
+            *self.carries.lock() = None;
+        }
         let why = if conn.settling.has_failed() { Disconnect::NoLink } else { why };
         inner.core.handle_link(now, LinkEvent::Resent(conn.link.retransmits()));
         let engine = self.shell.nic().engine();
@@ -665,6 +683,23 @@ impl Qp {
     /// [`Feeder::make_progress`], and whether messages of the peer's were placed.
     #[inline(always)]
     fn look_for_input(&self, in_earnest: bool) -> (Coverage, bool) {
+        if self.is_carried.load(Ordering::Acquire) {
+            return self.look_for_carried(in_earnest);
+        }
+        self.look_at_own(in_earnest)
+    }
+
+    /// Receives what has come for streams of the same socket, and then what of it is this one's.
+    #[cold]
+    fn look_for_carried(&self, in_earnest: bool) -> (Coverage, bool) {
+        let carries = self.carries.lock().clone();
+        let is_covered = carries.is_none_or(|carries| carries.look(in_earnest));
+        let (coverage, placed) = self.look_at_own(false);
+        (if is_covered { coverage } else { Coverage::Partial }, placed)
+    }
+
+    #[inline(always)]
+    fn look_at_own(&self, in_earnest: bool) -> (Coverage, bool) {
         let (mut waits_for_room, mut placed, mut needs_system) = (false, false, true);
         if let Some(mut inner) = self.inner.try_lock() {
             if let Inner { core, conn: Some(conn), .. } = &mut *inner {

@@ -99,6 +99,11 @@ impl<Q: Clone> Numbers<Q> {
         ports.iter().find(|p| u32::from(p.port) == qpn >> 8).map(|p| p.udp.clone())
     }
 
+    /// Any number of a port that is open.
+    pub fn any_of_port(&self) -> Option<u32> {
+        self.ports.lock().first().map(|port| u32::from(port.port) << 8)
+    }
+
     /// What is bound to the port of a number that was taken, and does not listen yet. Once for each port.
     pub fn take_streams(&self, qpn: u32) -> Option<Box<dyn Bound>> {
         let mut ports = self.ports.lock();

@@ -23,10 +23,13 @@ mod itself;
 mod penalty;
 #[path = "rd/queue_pair.rs"]
 mod queue_pair;
+#[path = "rd/streams.rs"]
+mod streams;
 #[path = "rd/unrepeated.rs"]
 mod unrepeated;
 
 pub use queue_pair::RdQp;
+pub(crate) use streams::StreamPort;
 pub use unrepeated::UcQp;
 
 use std::collections::VecDeque;
@@ -38,6 +41,7 @@ use rustc_hash::FxHashMap;
 use rustix::io::Errno;
 use smallvec::SmallVec;
 use uwarp_llp::route::{longest_datagram, source_for};
+use uwarp_llp::streams::Pipe;
 use uwarp_llp::udp::{self, Incoming, Outgoing};
 use uwarp_proto::rd::{self, Action, Bytes, Failure, PacketBuf, Payload, Placed, PostError, Rd, Ticket};
 use uwarp_rnic::ah::Endpoint;
@@ -56,6 +60,7 @@ use crate::ud::{AwaitsRoom, DatagramPort};
 use answers::{Answers, PeerAnswer};
 use itself::ToItself;
 use penalty::Penalties;
+use streams::{Streams, Wanting};
 use unrepeated::Unrepeated;
 
 /// The socket's count of lost datagrams is looked at this often, while some come.
@@ -83,6 +88,8 @@ enum Owner {
     Answer(Arc<PeerAnswer>),
     /// A request of a queue pair whose messages are not repeated.
     Unrepeated { qp: Weak<UcQp>, request: u64 },
+    /// A stream of a queue pair.
+    Stream(Arc<Pipe>),
 }
 
 impl Owner {
@@ -96,6 +103,7 @@ impl Owner {
             Self::Unrepeated { qp, request } => {
                 qp.upgrade().is_some_and(|qp| qp.inner.lock().fill(*request, offset, len, out))
             }
+            Self::Stream(pipe) => pipe.fill(offset, len, out),
         }
     }
 
@@ -103,7 +111,7 @@ impl Owner {
         match self {
             Self::Request { qp, .. } => qp.ptr_eq(own),
             Self::Answer(answer) => answer.qp.ptr_eq(own),
-            Self::Unrepeated { .. } => false,
+            Self::Unrepeated { .. } | Self::Stream(_) => false,
         }
     }
 }
@@ -134,6 +142,7 @@ struct Turn {
     withdrawn: Vec<Ticket>,
     qps: FxHashMap<u32, Weak<RdQp>>,
     unrepeated: Unrepeated,
+    streams: Streams,
     arrivals: Vec<rd::Arrival>,
     /// Those that are being placed; empty between the turns.
     batch: Vec<rd::Arrival>,
@@ -168,6 +177,8 @@ pub(crate) struct Exchanges {
     turn: Attended<Turn, 17>,
     /// The socket has room again.
     room: AtomicBool,
+    /// Streams that want something.
+    wanting: Wanting,
     /// The port that a turn does not need any more, until it has ended; and that there is one.
     over: Mutex<Option<Arc<DatagramPort>>, 19>,
     is_over: AtomicBool,
@@ -207,6 +218,7 @@ impl Exchanges {
                     withdrawn: Vec::new(),
                     qps: FxHashMap::default(),
                     unrepeated: Unrepeated::default(),
+                    streams: Streams::default(),
                     arrivals: Vec::new(),
                     batch: Vec::new(),
                     packet: PacketBuf::new(),
@@ -219,6 +231,7 @@ impl Exchanges {
                     leaving: Leaving::No,
                 }),
                 room: AtomicBool::new(false),
+                wanting: Wanting::default(),
                 over: Mutex::new(None),
                 is_over: AtomicBool::new(false),
                 due: AtomicU64::new(NOT_DUE),
@@ -253,6 +266,9 @@ impl Exchanges {
             machine.on_socket_empty(&Now::at(port.engine().instant(empty_at)));
         }
         machine.handle_input(&now, route, bytes, arrivals);
+        if let Some(port) = self.port.upgrade() {
+            turn.stream_events(port.engine(), bytes);
+        }
         turn.place(&now, bytes);
         turn.act(&now);
         self.release(turn);
@@ -330,6 +346,9 @@ impl Exchanges {
             turn.outbox.is_blocked = false;
         }
         turn.act(now);
+        if let Some(port) = self.port.upgrade() {
+            self.run_streams(turn, now, port.engine());
+        }
         turn.run_own(now);
         turn.run_own_unrepeated(now);
         turn.act(now);
@@ -349,7 +368,7 @@ impl Exchanges {
 
     fn set_alarm(&self, turn: &mut Turn, now: &Now) {
         let (own, unrepeated) = (turn.to_itself.timeout(), turn.unrepeated.timeout());
-        let due = [turn.machine.poll_timeout(), own, unrepeated];
+        let due = [turn.machine.poll_timeout(), own, unrepeated, turn.streams.timeout()];
         let due = due.into_iter().flatten().min();
         let Some(due) = due else { return self.due.store(NOT_DUE, Ordering::Relaxed) };
         self.set_alarm_at(turn, now, due);
@@ -502,6 +521,8 @@ impl Turn {
             Owner::Unrepeated { qp, request } => {
                 return self.finished_unrepeated(qp, *request, outcome.is_ok());
             }
+            // Its end is an event of its own.
+            Owner::Stream(_) => return,
         };
         if let Some(qp) = qp.upgrade() {
             let waits = self.call(&qp, |core| {
@@ -667,6 +688,8 @@ impl Turn {
                 // Those behind it are flushed with it.
                 self.drop_withdrawn(now);
             }
+            // It keeps all that is asked for.
+            Some(Owner::Stream(_)) => self.machine.reset_stream(now, ticket),
             None => {}
         }
     }

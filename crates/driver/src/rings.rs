@@ -116,7 +116,7 @@ impl Rings {
     /// From now on datagrams may go by memory, if the user allows it.
     pub fn start(&self, nic: &Arc<Nic>, port: &Arc<DatagramPort>, number: u16) {
         let config = Config::get();
-        let shares = !config.links.are_tcp() && config.find_uwarp_peers;
+        let shares = !config.links.need_no_memory() && config.find_uwarp_peers;
         let source = Arc::new(Heard(Arc::downgrade(port)));
         let engine = nic.engine().clone();
         let Ok(token) = engine.register_watch(Watch::Itself, source) else { return };

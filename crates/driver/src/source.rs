@@ -73,6 +73,11 @@ pub enum Found {
 pub struct Token(pub(crate) u64);
 
 impl Token {
+    /// The name by which a lower layer that reports by itself calls it.
+    pub fn name(self) -> u64 {
+        self.0
+    }
+
     pub(crate) const WAKE: Self = Self(u64::MAX);
     /// The engine's bell, for a thread that does not wait for the engine.
     pub(crate) const CALL: Self = Self(u64::MAX - 1);

@@ -6,7 +6,8 @@
 //!                            └─ connect ──────────────────────▶ SetUp ─ send_some, receive ─▶ the stream
 //! ```
 //!
-//! No call here waits. [`tcp`] is the only carrier now, and the simulator has another one.
+//! No call here waits. [`tcp`] is one carrier; [`streams`](crate::streams) of reliable datagrams have theirs
+//! where their sockets are, in the driver; the simulator has another one.
 
 use std::net::SocketAddr;
 use std::os::fd::{AsRawFd as _, BorrowedFd, RawFd};
@@ -45,6 +46,8 @@ pub trait Listening: Send {
     fn accept(&self) -> Result<Option<Box<dyn SetUp>>, Errno>;
     /// Reports that connections wait.
     fn watch(&self) -> Watch<'_>;
+    /// The name under which the engine knows it: of a lower layer that reports by itself.
+    fn name(&self, _name: u64) {}
 }
 
 /// A connection, established or still connecting. Set-up frames are sent over it, until a stream begins on
@@ -64,6 +67,8 @@ pub trait SetUp: Send {
     fn close(self: Box<Self>, how: Close);
     /// Reports room and input.
     fn watch(&self) -> Watch<'_>;
+    /// The name under which the engine knows it: of a lower layer that reports by itself.
+    fn name(&self, _name: u64) {}
     /// What carries the stream.
     fn into_link(self: Box<Self>) -> Link;
 }

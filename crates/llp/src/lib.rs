@@ -13,6 +13,7 @@ pub mod link;
 mod lower;
 pub mod memory;
 pub mod route;
+pub mod streams;
 mod sync;
 mod tcp;
 pub mod udp;

@@ -81,7 +81,8 @@ mod faulty;
 mod tracing;
 
 use std::net::SocketAddr;
-use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd, RawFd};
+use std::os::fd::AsFd as _;
+use std::sync::Arc;
 
 use rustix::io::Errno;
 use uwarp_mem::MemSeg;
@@ -91,10 +92,11 @@ use uwarp_process::Descriptor;
 pub use faulty::Faulty;
 pub use tracing::{Call, Tracing};
 
-use crate::carrier::{self, SetUp, Watch};
+use crate::carrier::{self, Ends, SetUp, Watch};
 pub use crate::lower::{Answers, Caps, Counts, Ended, LowerLayer, Received, Stop};
 use crate::memory::lane::Lane;
 use crate::route;
+use crate::streams::{Carries, StreamLink};
 use crate::tcp;
 
 /// Which lower layer.
@@ -104,6 +106,8 @@ pub enum Kind {
     Tcp,
     /// Memory of this host.
     Memory,
+    /// A stream of reliable datagrams.
+    Rd,
 }
 
 impl std::fmt::Display for Kind {
@@ -111,6 +115,7 @@ impl std::fmt::Display for Kind {
         f.write_str(match self {
             Self::Tcp => "tcp",
             Self::Memory => "memory",
+            Self::Rd => "rd",
         })
     }
 }
@@ -122,6 +127,8 @@ pub enum Link {
     Tcp(Descriptor),
     /// Memory that is shared with the peer's process.
     Lane(Box<Lane>),
+    /// A stream of reliable datagrams.
+    Stream(Box<StreamLink>),
 }
 
 impl LowerLayer for Link {
@@ -130,6 +137,7 @@ impl LowerLayer for Link {
         match self {
             Self::Tcp(_) => Caps::TCP,
             Self::Lane(_) => Caps::MEMORY,
+            Self::Stream(_) => Caps::STREAM,
         }
     }
 
@@ -138,6 +146,7 @@ impl LowerLayer for Link {
         match self {
             Self::Tcp(fd) => tcp::send_bytes(fd.as_fd(), bytes),
             Self::Lane(lane) => lane.send_bytes(bytes),
+            Self::Stream(stream) => stream.send_bytes(bytes),
         }
     }
 
@@ -146,6 +155,7 @@ impl LowerLayer for Link {
         match self {
             Self::Tcp(fd) => tcp::send(fd.as_fd(), pieces),
             Self::Lane(lane) => lane.send(pieces, stays),
+            Self::Stream(stream) => stream.send(pieces, stays),
         }
     }
 
@@ -154,6 +164,7 @@ impl LowerLayer for Link {
         match self {
             Self::Tcp(fd) => tcp::receive(fd.as_fd(), buffer),
             Self::Lane(lane) => lane.receive(buffer),
+            Self::Stream(stream) => LowerLayer::receive(&mut **stream, buffer),
         }
     }
 
@@ -162,6 +173,7 @@ impl LowerLayer for Link {
         match self {
             Self::Tcp(fd) => tcp::receive_scattered(fd.as_fd(), pieces, buffer),
             Self::Lane(lane) => lane.receive_scattered(pieces, buffer),
+            Self::Stream(stream) => stream.receive_scattered(pieces, buffer),
         }
     }
 
@@ -170,6 +182,7 @@ impl LowerLayer for Link {
         match self {
             Self::Tcp(_) => false,
             Self::Lane(lane) => lane.flush(received, wanted),
+            Self::Stream(stream) => stream.flush(received, wanted),
         }
     }
 
@@ -178,6 +191,7 @@ impl LowerLayer for Link {
         match self {
             Self::Tcp(_) => true,
             Self::Lane(lane) => lane.has_news(acked),
+            Self::Stream(stream) => stream.has_news(acked),
         }
     }
 
@@ -186,6 +200,7 @@ impl LowerLayer for Link {
         match self {
             Self::Tcp(_) => Counts::default(),
             Self::Lane(lane) => lane.peer_received(),
+            Self::Stream(stream) => stream.peer_received(),
         }
     }
 
@@ -193,6 +208,7 @@ impl LowerLayer for Link {
         match self {
             Self::Tcp(fd) => tcp::ended(fd.as_fd()),
             Self::Lane(lane) => lane.ended(),
+            Self::Stream(stream) => LowerLayer::ended(&**stream),
         }
     }
 
@@ -200,6 +216,7 @@ impl LowerLayer for Link {
         match self {
             Self::Tcp(fd) => tcp::answers(fd.as_fd()),
             Self::Lane(lane) => lane.answers(),
+            Self::Stream(stream) => stream.answers(),
         }
     }
 
@@ -208,6 +225,7 @@ impl LowerLayer for Link {
             // If the system cannot do this, only the checks of its answers find a dead peer.
             Self::Tcp(fd) => _ = tcp::probe_when_quiet(fd.as_fd()),
             Self::Lane(lane) => lane.probe_when_quiet(),
+            Self::Stream(stream) => stream.probe_when_quiet(),
         }
     }
 
@@ -215,6 +233,7 @@ impl LowerLayer for Link {
         match self {
             Self::Tcp(fd) => tcp::unsent(fd.as_fd()),
             Self::Lane(lane) => lane.unsent(),
+            Self::Stream(stream) => stream.unsent(),
         }
     }
 
@@ -222,6 +241,7 @@ impl LowerLayer for Link {
         match self {
             Self::Tcp(fd) => tcp::shutdown_send(fd.as_fd()),
             Self::Lane(lane) => lane.finish(),
+            Self::Stream(stream) => stream.finish(),
         }
     }
 
@@ -229,6 +249,7 @@ impl LowerLayer for Link {
         match self {
             Self::Tcp(fd) => tcp::unacknowledged(fd.as_fd()),
             Self::Lane(lane) => lane.unacknowledged(),
+            Self::Stream(stream) => stream.unacknowledged(),
         }
     }
 
@@ -236,6 +257,7 @@ impl LowerLayer for Link {
         match self {
             Self::Tcp(fd) => tcp::reset_on_close(fd.as_fd(), reset),
             Self::Lane(lane) => lane.reset_on_close(reset),
+            Self::Stream(stream) => stream.reset_on_close(reset),
         }
     }
 
@@ -247,7 +269,14 @@ impl LowerLayer for Link {
 impl Link {
     /// Addresses: its own, the peer's.
     pub fn addresses(&self) -> [Option<SocketAddr>; 2] {
-        route::addresses(self.as_fd())
+        match self {
+            Self::Tcp(fd) => route::addresses(fd.as_fd()),
+            Self::Lane(lane) => route::addresses(lane.tcp()),
+            Self::Stream(stream) => {
+                let Ends { local, peer } = stream.ends();
+                [Some(local), Some(peer)]
+            }
+        }
     }
 
     /// Sets the traffic class in the IP header of what is sent from now on.
@@ -257,6 +286,8 @@ impl Link {
             (Self::Tcp(_), None) => Err(Errno::NOTCONN),
             // Nothing of it travels in packets.
             (Self::Lane(_), _) => Ok(()),
+            // Its packets are those of other streams, too.
+            (Self::Stream(_), _) => Ok(()),
         }
     }
 
@@ -264,7 +295,7 @@ impl Link {
     pub fn emss(&self) -> Option<u32> {
         match self {
             Self::Tcp(fd) => tcp::emss(fd.as_fd()),
-            Self::Lane(_) => None,
+            Self::Lane(_) | Self::Stream(_) => None,
         }
     }
 
@@ -272,7 +303,7 @@ impl Link {
     pub fn retransmits(&self) -> u64 {
         match self {
             Self::Tcp(fd) => tcp::retransmits(fd.as_fd()),
-            Self::Lane(_) => 0,
+            Self::Lane(_) | Self::Stream(_) => 0,
         }
     }
 
@@ -281,13 +312,31 @@ impl Link {
         match self {
             Self::Tcp(fd) => Watch::Descriptor(fd.as_fd()),
             Self::Lane(lane) => Watch::Both(lane.tcp()),
+            Self::Stream(_) => Watch::Itself,
         }
     }
 
     /// The name under which the engine knows it: of a lower layer that reports by itself.
     pub fn set_name(&self, name: u64) {
-        if let Self::Lane(lane) = self {
-            lane.set_name(name);
+        match self {
+            Self::Tcp(_) => {}
+            Self::Lane(lane) => lane.set_name(name),
+            Self::Stream(stream) => stream.set_name(name),
+        }
+    }
+
+    /// What receives for it, of a stream that shares a socket with others.
+    pub fn carries(&self) -> Option<&Arc<dyn Carries>> {
+        match self {
+            Self::Tcp(_) | Self::Lane(_) => None,
+            Self::Stream(stream) => Some(stream.carries()),
+        }
+    }
+
+    /// From now on its owner may hold any lock when it calls.
+    pub fn set_late(&mut self) {
+        if let Self::Stream(stream) = self {
+            stream.set_late();
         }
     }
 
@@ -304,7 +353,7 @@ impl Link {
     #[inline]
     pub fn is_ending(&self) -> bool {
         match self {
-            Self::Tcp(_) => false,
+            Self::Tcp(_) | Self::Stream(_) => false,
             Self::Lane(lane) => lane.is_ending(),
         }
     }
@@ -316,6 +365,7 @@ impl Link {
         match self {
             Self::Tcp(_) => false,
             Self::Lane(lane) => lane.has_room_again(),
+            Self::Stream(stream) => stream.has_room_again(),
         }
     }
 
@@ -323,7 +373,7 @@ impl Link {
     /// the system. `acked`: messages that it has acknowledged.
     pub fn glance(&self, acked: u64) -> Option<Glance> {
         match self {
-            Self::Tcp(_) => None,
+            Self::Tcp(_) | Self::Stream(_) => None,
             Self::Lane(lane) => lane.glance(acked),
         }
     }
@@ -333,6 +383,7 @@ impl Link {
         match self {
             Self::Tcp(fd) => tcp::peek(fd.as_fd()),
             Self::Lane(lane) => tcp::peek(lane.tcp()),
+            Self::Stream(_) => None,
         }
     }
 
@@ -341,6 +392,7 @@ impl Link {
         match self {
             Self::Tcp(_) => Kind::Tcp,
             Self::Lane(_) => Kind::Memory,
+            Self::Stream(_) => Kind::Rd,
         }
     }
 
@@ -349,38 +401,17 @@ impl Link {
         match self {
             Self::Tcp(fd) => carrier::tcp::set_up(fd),
             Self::Lane(lane) => carrier::tcp::set_up(lane.into_tcp()),
+            Self::Stream(stream) => stream,
         }
     }
 
-    /// Its connection: of a lane the one beside it, whose lane is left.
-    pub fn into_descriptor(self) -> Descriptor {
+    /// Its connection: of a lane the one beside it, whose lane is left. `Err`: it has none of its own.
+    pub fn into_descriptor(self) -> Result<Descriptor, Self> {
         match self {
-            Self::Tcp(fd) => fd,
-            Self::Lane(lane) => lane.into_tcp(),
+            Self::Tcp(fd) => Ok(fd),
+            Self::Lane(lane) => Ok(lane.into_tcp()),
+            Self::Stream(_) => Err(self),
         }
-    }
-
-    /// The descriptor, for an owner that closes it.
-    pub fn into_fd(self) -> OwnedFd {
-        match self {
-            Self::Tcp(fd) => fd.take(),
-            Self::Lane(lane) => lane.into_tcp().take(),
-        }
-    }
-}
-
-impl AsFd for Link {
-    fn as_fd(&self) -> BorrowedFd<'_> {
-        match self {
-            Self::Tcp(fd) => fd.as_fd(),
-            Self::Lane(lane) => lane.tcp(),
-        }
-    }
-}
-
-impl AsRawFd for Link {
-    fn as_raw_fd(&self) -> RawFd {
-        self.as_fd().as_raw_fd()
     }
 }
 

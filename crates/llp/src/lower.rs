@@ -97,6 +97,9 @@ impl Caps {
     /// Those of TCP.
     pub const TCP: Self = Self { answers: true, needs_system: true, counts: false, refers: false };
 
+    /// Those of a stream of reliable datagrams.
+    pub const STREAM: Self = Self { answers: true, needs_system: true, counts: false, refers: false };
+
     /// Those of a lane in memory. A process of this host is there, or its connection ends, so its answers say
     /// only what its program has not taken.
     pub const MEMORY: Self = Self { answers: true, needs_system: false, counts: true, refers: false };

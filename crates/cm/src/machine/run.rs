@@ -41,6 +41,10 @@ pub trait Surroundings {
     /// Reports from now on what happens to a connection, or to what listens (`None`). If it is ready already,
     /// that is reported soon.
     fn watch(&mut self, conn: Option<ConnKey>, watch: Watch<'_>) -> Result<Self::Watched, Errno>;
+    /// The name by which a lower layer that reports by itself calls the watch.
+    fn name(&self, _watched: &Self::Watched) -> u64 {
+        0
+    }
     /// Reports again, soon, what is ready: this run has left it.
     fn again(&mut self, watched: &Self::Watched);
     /// Sends a datagram.
@@ -263,6 +267,7 @@ impl<W> Conns<W> {
                 let local = set_up.ends().local;
                 match around.watch(Some(conn), set_up.watch()) {
                     Ok(watched) => {
+                        set_up.name(around.name(&watched));
                         self.insert_watched(conn, Some(watched), set_up);
                         Input::Opened { conn, local }
                     }
@@ -297,6 +302,7 @@ impl<W> Conns<W> {
         match bound.listen(BACKLOG) {
             Ok(socket) => match around.watch(None, socket.watch()) {
                 Ok(watched) => {
+                    socket.name(around.name(&watched));
                     self.listening = Some(Listener { watched, socket });
                     Input::Waiting
                 }
@@ -529,6 +535,7 @@ fn watch<M: Machine, S: Surroundings>(
         }
         match around.watch(Some(conn), open.set_up.watch()) {
             Ok(watched) => {
+                open.set_up.name(around.name(&watched));
                 open.watched = Some(watched);
                 conns.unwatched.remove(conn);
             }

@@ -1,9 +1,9 @@
-//! What carries streams between two ends of one host: `UWARP_LINK`.
+//! What carries streams: `UWARP_LINK`.
 //!
 //! ```text
 //! rules = rule *("," rule)                 the first that matches decides; none: auto
 //! rule  = link [":" peer [":" port]]
-//! link  = "auto" / "tcp" / "memory"
+//! link  = "auto" / "tcp" / "memory" / "rd"
 //! peer  = IPv4 ["/" BITS] / "[" IPv6 ["/" BITS] "]" / "*"
 //! port  = FIRST ["-" LAST]                 of the end that listens
 //! ```
@@ -21,6 +21,8 @@ pub enum LinkChoice {
     Tcp,
     /// Memory, or none.
     Memory,
+    /// Reliable datagrams, or none.
+    Rd,
 }
 
 /// The rules of a process.
@@ -51,14 +53,32 @@ impl Links {
         rule.map_or(DEFAULT, |rule| rule.link)
     }
 
-    /// Whether no connection uses anything but TCP.
-    pub fn are_tcp(&self) -> bool {
+    /// Whether a rule chooses reliable datagrams for some connection.
+    pub fn may_choose_rd(&self) -> bool {
+        self.0.iter().any(|rule| rule.link == LinkChoice::Rd)
+    }
+
+    /// Whether a rule chooses them for some connection of which the listening end has this port.
+    pub fn may_choose_rd_at(&self, port: u16) -> bool {
+        let is_for = |rule: &&Rule| (rule.ports.0..=rule.ports.1).contains(&port);
+        let rules = self.0.iter().filter(is_for);
+        let mut possible = rules.scan(false, |is_decided, rule| {
+            let goes_on = !*is_decided;
+            *is_decided = rule.peer.is_none();
+            goes_on.then_some(rule)
+        });
+        possible.any(|rule| rule.link == LinkChoice::Rd)
+    }
+
+    /// Whether no connection uses memory.
+    pub fn need_no_memory(&self) -> bool {
         let all = self.0.iter().position(|rule| rule.peer.is_none() && rule.ports == ANY_PORT);
         let (rules, others) = match all {
             Some(last) => (self.0.get(..=last).unwrap_or_default(), LinkChoice::Tcp),
             None => (&*self.0, DEFAULT),
         };
-        others == LinkChoice::Tcp && rules.iter().all(|rule| rule.link == LinkChoice::Tcp)
+        let needs_none = |link| matches!(link, LinkChoice::Tcp | LinkChoice::Rd);
+        needs_none(others) && rules.iter().all(|rule| needs_none(rule.link))
     }
 }
 
@@ -81,7 +101,8 @@ impl Rule {
             "auto" => LinkChoice::Auto,
             "tcp" => LinkChoice::Tcp,
             "memory" => LinkChoice::Memory,
-            other => return Err(format!("\"{other}\" is none of: auto, tcp, memory")),
+            "rd" => LinkChoice::Rd,
+            other => return Err(format!("\"{other}\" is none of: auto, tcp, memory, rd")),
         };
         let rest = rest.trim();
         let (peer, port) = match rest.strip_prefix('[') {
@@ -113,6 +134,7 @@ impl fmt::Display for LinkChoice {
             Self::Auto => "auto",
             Self::Tcp => "tcp",
             Self::Memory => "memory",
+            Self::Rd => "rd",
         })
     }
 }
@@ -175,6 +197,9 @@ mod tests {
             ("tcp:[fd00::/8]:7471,auto", "fe80::1", 7471, Auto),
             ("tcp:[::1]", "::1", 1, Tcp),
             ("tcp:0.0.0.0/0,auto", "::1", 1, Auto),
+            ("rd", "10.0.0.1", 7, Rd),
+            ("RD:10.0.0.0/8:7000-7999", "10.9.0.1", 7471, Rd),
+            ("rd:10.0.0.0/8:7000-7999", "10.9.0.1", 8000, Auto),
         ] {
             assert_eq!(choose(rules, peer, port), link, "{rules} {peer} {port}");
         }
@@ -183,7 +208,7 @@ mod tests {
     #[test]
     fn what_has_no_meaning_says_why() {
         for (rules, word) in [
-            ("ring", "auto, tcp, memory"),
+            ("ring", "auto, tcp, memory, rd"),
             ("tcp:", "not an IP address"),
             ("tcp:host", "not an IP address"),
             ("tcp:fd00::1", "[fd00::1]"),
@@ -200,8 +225,24 @@ mod tests {
     }
 
     #[test]
+    fn a_port_listens_for_reliable_datagrams_if_a_rule_may_choose_them() {
+        for (rules, port, may) in [
+            ("", 7, false),
+            ("rd", 7, true),
+            ("tcp,rd", 7, false),
+            ("tcp:10.0.0.1,rd", 7, true),
+            ("rd:10.0.0.1:7", 7, true),
+            ("rd:10.0.0.1:7", 8, false),
+            ("tcp:*:1-100,rd", 7, false),
+            ("tcp:*:1-100,rd", 101, true),
+        ] {
+            assert_eq!(rules.parse::<Links>().unwrap().may_choose_rd_at(port), may, "{rules} {port}");
+        }
+    }
+
+    #[test]
     fn only_rules_for_tcp_need_no_memory() {
-        for (rules, are_tcp) in [
+        for (rules, need_no_memory) in [
             ("tcp", true),
             ("tcp:10.0.0.1,tcp", true),
             ("tcp,memory", true),
@@ -209,8 +250,11 @@ mod tests {
             ("tcp:10.0.0.1", false),
             ("tcp:10.0.0.1,auto", false),
             ("memory:10.0.0.1,tcp", false),
+            ("rd", true),
+            ("rd:10.0.0.1", false),
+            ("rd:10.0.0.1,tcp", true),
         ] {
-            assert_eq!(rules.parse::<Links>().unwrap().are_tcp(), are_tcp, "{rules}");
+            assert_eq!(rules.parse::<Links>().unwrap().need_no_memory(), need_no_memory, "{rules}");
         }
     }
 }

@@ -59,6 +59,8 @@ pub enum Why {
     /// The program must not share memory: it has more rights than its user, cannot be looked at, or is in a
     /// sandbox.
     Sandbox,
+    /// Reliable datagrams are required, and the connection came over TCP.
+    Datagrams,
 }
 
 impl std::fmt::Display for Why {
@@ -77,6 +79,7 @@ impl std::fmt::Display for Why {
                  private data, or no process of this host"
             }
             Self::Initiator => "the end that has connected has chosen it, and says there why",
+            Self::Datagrams => "the peer has connected over TCP",
             Self::Broken => "the peer has written nonsense into the memory",
             Self::Sandbox => {
                 "this program has more rights than its user, cannot be traced, or has a sandbox of its own"

@@ -38,7 +38,7 @@ impl Qp {
     /// on, so this requests it once more, and waits for a round trip. Other threads may use the queue pair
     /// meanwhile.
     #[cold]
-    pub(super) fn await_ack<'a>(&'a self, mut inner: MutexGuard<'a, Inner, 18>) -> MutexGuard<'a, Inner, 18> {
+    pub(super) fn await_ack<'a>(&'a self, mut inner: MutexGuard<'a, Inner, 16>) -> MutexGuard<'a, Inner, 16> {
         if !inner.core.demand_ack() {
             return inner;
         }
@@ -58,8 +58,8 @@ impl Qp {
     #[cold]
     pub(super) fn await_first_message<'a>(
         &'a self,
-        inner: MutexGuard<'a, Inner, 18>,
-    ) -> MutexGuard<'a, Inner, 18> {
+        inner: MutexGuard<'a, Inner, 16>,
+    ) -> MutexGuard<'a, Inner, 16> {
         self.await_peer(inner, &patience::FOR_FIRST, |inner| {
             let link = inner.conn.as_ref().map(|conn| (conn.settling.is_granted(), conn.link.kind()));
             let steps = self.steps.load(Ordering::Relaxed);
@@ -72,10 +72,10 @@ impl Qp {
     /// time anew: with several steps, its threads must get a processor several times.
     fn await_peer<'a, Step: PartialEq>(
         &'a self,
-        mut inner: MutexGuard<'a, Inner, 18>,
+        mut inner: MutexGuard<'a, Inner, 16>,
         patience: &Patience,
         waits: impl Fn(&Inner) -> Option<Step>,
-    ) -> MutexGuard<'a, Inner, 18> {
+    ) -> MutexGuard<'a, Inner, 16> {
         let limit = patience.limit();
         let (mut end, mut before, mut steps) = (Instant::now() + limit, None, 0);
         let mut pause = FIRST_PAUSE;

@@ -30,6 +30,11 @@ impl Feeder for Qp {
     }
 
     fn rest(&self) {
+        if self.is_carried.load(Ordering::Acquire)
+            && let Some(carries) = self.carries.lock().clone()
+        {
+            carries.rest();
+        }
         if let Some(mut inner) = self.inner.try_lock() {
             if inner.conn.is_some() && inner.core.polled_in_vain() {
                 self.send(&mut inner, &Now::unread());

@@ -43,7 +43,8 @@ pub enum Settling {
 impl Settling {
     /// The beginning of a stream after set-up.
     pub fn begin(choice: LinkChoice, negotiated: &Negotiated) -> Self {
-        let required = choice == LinkChoice::Memory;
+        // (Reliable datagrams are chosen when the connection is made. This one is TCP's.)
+        let required = matches!(choice, LinkChoice::Memory | LinkChoice::Rd);
         match (choice, negotiated.host.is_some(), negotiated.initiator) {
             (LinkChoice::Tcp, ..) | (LinkChoice::Auto, false, _) => Self::Over,
             (_, _, true) => Self::Asking { required, established: false },
@@ -133,7 +134,7 @@ impl Qp {
     pub(crate) fn stay_with_tcp(&self, number: StreamNumber, why: Why) {
         let mut inner = self.inner.lock();
         if inner.streams == number
-            && let Some(conn) = inner.conn.as_mut()
+            && let Some(conn) = inner.conn.as_mut().filter(|conn| conn.link.kind() != Kind::Rd)
         {
             conn.why_tcp = Some(why);
             match conn.settling {
@@ -154,7 +155,14 @@ impl Qp {
 
     /// The stream cannot go on as the program's user wants it.
     fn fail_to_settle(&self, inner: &mut Inner, why: Why) {
-        tracing::error!(qpn = self.qpn(), "UWARP_LINK requires memory, but {why}: the connection ends");
+        if why == Why::Datagrams {
+            tracing::error!(
+                qpn = self.qpn(),
+                "UWARP_LINK requires reliable datagrams, but {why}: the connection ends"
+            );
+        } else {
+            tracing::error!(qpn = self.qpn(), "UWARP_LINK requires memory, but {why}: the connection ends");
+        }
         if let Some(conn) = &mut inner.conn {
             conn.settling = Settling::Failed;
         }
@@ -259,6 +267,10 @@ impl Qp {
     }
 }
 
+/// Only what has a connection of its own can be settled so.
 fn in_memory(end: End, tcp: Link) -> Link {
-    Link::from(Lane::new(end, tcp.into_descriptor()))
+    match tcp.into_descriptor() {
+        Ok(tcp) => Link::from(Lane::new(end, tcp)),
+        Err(link) => link,
+    }
 }

@@ -209,7 +209,7 @@ fn loopback() -> Check {
 fn one_host() -> Check {
     let name = "one host";
     let links = &Config::get().links;
-    if links.are_tcp() {
+    if links.need_no_memory() {
         return Check::ok(
             name,
             "programs of this host use TCP, as UWARP_LINK says; without it they share memory where they can",

@@ -78,7 +78,7 @@ fn both_ends_of_a_connection_send_at_once() {
     let listening = listen(bound);
     let connecting = connect(address);
     for end in [accept(&*listening), connecting] {
-        assert!(tcp_nodelay(end.into_link().into_fd()).unwrap());
+        assert!(tcp_nodelay(end.into_link().into_descriptor().unwrap().take()).unwrap());
     }
 }
 

@@ -1,0 +1,138 @@
+//! The lower layers that connections are made over, by the rules of `UWARP_LINK`: TCP, and streams of
+//! reliable datagrams where a rule names them. (Memory follows on TCP: [`crate::host`].)
+//!
+//! A program binds and listens before it is known who comes, so what it has bound is TCP's port. Where a rule
+//! may choose reliable datagrams for that port, the port of the same number in UDP listens, too.
+
+use std::net::SocketAddr;
+use std::sync::{Arc, Weak};
+
+use rustix::io::Errno;
+use uwarp_llp::carrier::{Bind, Bound, Carrier, Close, Ends, Listening, Refusal, SetUp, Watch, tcp::Tcp};
+use uwarp_process::PerProcess;
+
+use crate::config::{Config, LinkChoice};
+use crate::nic::Nic;
+use crate::sync::OnceLock;
+
+/// What connects and listens.
+pub fn carrier() -> &'static dyn Carrier {
+    if Config::get().links.may_choose_rd() { &ByRule } else { &Tcp }
+}
+
+/// What is bound to a port in TCP, as [`carrier`] would have bound it.
+pub(crate) fn with_rules(tcp: Box<dyn Bound>) -> Box<dyn Bound> {
+    if Config::get().links.may_choose_rd() { Box::new(Either { tcp }) } else { tcp }
+}
+
+struct ByRule;
+
+impl Carrier for ByRule {
+    fn bind(&self, at: &Bind) -> Result<Box<dyn Bound>, Errno> {
+        Ok(with_rules(Tcp.bind(at)?))
+    }
+}
+
+struct Either {
+    tcp: Box<dyn Bound>,
+}
+
+impl Bound for Either {
+    fn local(&self) -> SocketAddr {
+        self.tcp.local()
+    }
+
+    fn set_tos(&self, tos: u8) -> Result<(), Errno> {
+        self.tcp.set_tos(tos)
+    }
+
+    fn listen(self: Box<Self>, backlog: usize) -> Result<Box<dyn Listening>, (Errno, Box<dyn Bound>)> {
+        let local = self.local();
+        if !Config::get().links.may_choose_rd_at(local.port()) {
+            return self.tcp.listen(backlog).map_err(|(errno, tcp)| (errno, with_rules(tcp)));
+        }
+        let rd = device().and_then(|nic| nic.stream_port_at(local.port())?.listen(u32::from(local.port())));
+        match rd {
+            Ok(rd) => match self.tcp.listen(backlog) {
+                Ok(tcp) => Ok(Box::new(Both { tcp, rd, local })),
+                Err((errno, tcp)) => Err((errno, with_rules(tcp))),
+            },
+            Err(errno) => {
+                tracing::error!(
+                    port = local.port(),
+                    "UWARP_LINK has a rule for reliable datagrams, but UDP cannot listen: {errno}"
+                );
+                Err((errno, self))
+            }
+        }
+    }
+
+    fn connect(self: Box<Self>, to: SocketAddr) -> Result<Box<dyn SetUp>, (Refusal, Box<dyn Bound>)> {
+        let to = SocketAddr::new(to.ip().to_canonical(), to.port());
+        if Config::get().links.choose(to.ip(), to.port()) != LinkChoice::Rd {
+            return self.tcp.connect(to).map_err(|(why, tcp)| (why, with_rules(tcp)));
+        }
+        let from = Some(self.local().ip().to_canonical()).filter(|ip| !ip.is_unspecified());
+        let connected = device().and_then(|nic| nic.stream_port()?.connect(from, to, u32::from(to.port())));
+        connected.map_err(|errno| (Refusal::from_errno(errno), self as Box<dyn Bound>))
+    }
+
+    fn watch(&self) -> Watch<'_> {
+        self.tcp.watch()
+    }
+}
+
+/// The device, for a caller that may hold locks.
+static DEVICE: PerProcess<OnceLock<Weak<Nic>>> = PerProcess::new(OnceLock::new);
+
+/// The device is open.
+pub(crate) fn begin(nic: &Arc<Nic>) {
+    // There is one in a process.
+    let _ = DEVICE.set(Arc::downgrade(nic));
+}
+
+fn device() -> Result<Arc<Nic>, Errno> {
+    DEVICE.get().and_then(Weak::upgrade).ok_or(Errno::NODEV)
+}
+
+/// A port of both.
+struct Both {
+    tcp: Box<dyn Listening>,
+    rd: Box<dyn Listening>,
+    local: SocketAddr,
+}
+
+impl Both {
+    /// The UDP socket has all addresses of this host, and all peers.
+    fn takes(&self, ends: Ends) -> bool {
+        let ip = self.local.ip();
+        let is_here = ip.is_unspecified() || ends.local.ip() == ip.to_canonical();
+        is_here && Config::get().links.choose(ends.peer.ip(), self.local.port()) == LinkChoice::Rd
+    }
+}
+
+impl Listening for Both {
+    fn accept(&self) -> Result<Option<Box<dyn SetUp>>, Errno> {
+        if let Some(connection) = self.tcp.accept()? {
+            return Ok(Some(connection));
+        }
+        while let Some(stream) = self.rd.accept()? {
+            if self.takes(stream.ends()) {
+                return Ok(Some(stream));
+            }
+            stream.close(Close::Reset);
+        }
+        Ok(None)
+    }
+
+    fn watch(&self) -> Watch<'_> {
+        match self.tcp.watch() {
+            Watch::Descriptor(fd) => Watch::Both(fd),
+            other => other,
+        }
+    }
+
+    fn name(&self, name: u64) {
+        self.rd.name(name);
+    }
+}

@@ -1,0 +1,421 @@
+//! Streams of RC queue pairs over reliable datagrams (docs/rd.md section 5.6): what a port does for the pipes
+//! of `uwarp_llp::streams`.
+//!
+//! A queue pair's lock comes before that of a turn, so a turn calls no queue pair of a stream: it fills its
+//! pipe and raises its name. The other way round, who wants something puts its pipe on a list, and has a turn
+//! if nobody else does.
+
+use std::collections::VecDeque;
+use std::net::SocketAddr;
+use std::sync::{Arc, Weak};
+use std::time::{Duration, Instant};
+
+use rustc_hash::FxHashMap;
+use rustix::io::Errno;
+use uwarp_llp::carrier::{Ends, Listening, SetUp, Watch};
+use uwarp_llp::streams::{Carries, Over, Pipe, StreamLink};
+use uwarp_proto::rd::{self, Failure, StreamEnd, StreamEvent, StreamNews, Ticket};
+use uwarp_rnic::VerbsError;
+use uwarp_rnic::ah::Endpoint;
+use uwarp_rnic::cq::Coverage;
+use uwarp_rnic::qp::Now;
+
+use super::{Exchanges, Owner, Turn};
+use crate::engine::Engine;
+use crate::source::{Readiness, Source, Token};
+use crate::sync::{Mutex, OnceLock};
+use crate::ud::DatagramPort;
+
+/// A process that has said nothing for so long after the first Hello has no streams, or is not there.
+const CONTACT: Duration = Duration::from_secs(2);
+/// Streams that were opened by peers and not accepted yet.
+const BACKLOG: usize = 4096;
+
+/// What a port has for streams, under the lock of a turn.
+#[derive(Default)]
+pub(super) struct Streams {
+    pipes: FxHashMap<Ticket, Arc<Pipe>>,
+    /// The names of those that this process has opened or accepted, by the pipe's address.
+    tickets: FxHashMap<usize, Opened>,
+    listening: FxHashMap<u32, Weak<Backlog>>,
+    /// Contact that is being made, and until when.
+    contacts: VecDeque<(Instant, Ticket)>,
+}
+
+struct Opened {
+    ticket: Ticket,
+    /// What the machine knows of its wishes.
+    offered: u64,
+    taken: u64,
+    finishes: bool,
+    /// The peer has said something.
+    is_heard: bool,
+}
+
+impl Streams {
+    /// When there is something to do again.
+    pub fn timeout(&self) -> Option<Instant> {
+        self.contacts.front().map(|(at, _)| *at)
+    }
+}
+
+/// Streams that peers have opened for one service.
+pub(super) struct Backlog {
+    waiting: Mutex<(VecDeque<Arc<Pipe>>, u64), 28>,
+}
+
+/// Pipes that want something, and the engine's name for the port.
+pub(super) struct Wanting {
+    pipes: Mutex<Vec<Arc<Pipe>>, 28>,
+    named: OnceLock<(Token, Arc<Engine>)>,
+}
+
+impl Default for Wanting {
+    fn default() -> Self {
+        Self { pipes: Mutex::default(), named: OnceLock::new() }
+    }
+}
+
+/// What the engine has of the port's streams: it keeps nothing alive.
+struct Due(Weak<Exchanges>);
+
+impl Source for Due {
+    fn ready(&self, _: Readiness) {
+        if let Some(exchanges) = self.0.upgrade() {
+            exchanges.do_what_is_due();
+        }
+    }
+
+    fn timeout(&self) {}
+}
+
+/// A port with its exchanges, as streams know it: it stays while there are any.
+pub(crate) struct StreamPort {
+    port: Arc<DatagramPort>,
+    exchanges: Arc<Exchanges>,
+    me: Weak<Self>,
+}
+
+impl StreamPort {
+    /// The streams of a port.
+    pub fn of(port: &Arc<DatagramPort>) -> Result<Arc<Self>, VerbsError> {
+        let exchanges = port.exchanges()?;
+        exchanges.wanting.name(port.engine(), &exchanges.me);
+        Ok(Arc::new_cyclic(|me| Self { port: Arc::clone(port), exchanges, me: me.clone() }))
+    }
+
+    fn carries(&self) -> Option<Arc<dyn Carries>> {
+        self.me.upgrade().map(|me| -> Arc<dyn Carries> { me })
+    }
+
+    /// Opens a stream to a service of a peer. `from`: the address of this host, if the caller has chosen one.
+    pub fn connect(
+        &self,
+        from: Option<std::net::IpAddr>,
+        to: SocketAddr,
+        service: u32,
+    ) -> Result<Box<dyn SetUp>, Errno> {
+        let endpoint = Endpoint { to, from, marks: (0, 0) };
+        let route = self.exchanges.route_to(&endpoint)?;
+        let pipe = Pipe::new(Ends { local: route.local, peer: route.remote }, Some(service));
+        let carries = self.carries().ok_or(Errno::CANCELED)?;
+        let link = StreamLink::new(Arc::clone(&pipe), carries);
+        let now = Now::unread();
+        let mut turn = self.exchanges.turn.lock();
+        let opened = turn.machine.open_stream(&now, route, service);
+        if let Ok(ticket) = opened {
+            turn.enter(ticket, &pipe);
+            turn.streams.contacts.push_back((now.get() + CONTACT, ticket));
+        }
+        self.exchanges.end(turn, &now);
+        match opened {
+            Ok(_) => Ok(Box::new(link)),
+            Err(rd::PostError::TooManyPeers) => Err(Errno::NOBUFS),
+            // A queue pair of this process: nothing of it would ever leave the process.
+            Err(rd::PostError::Itself) => Err(Errno::OPNOTSUPP),
+            Err(rd::PostError::Closed) => Err(Errno::SHUTDOWN),
+        }
+    }
+
+    /// Takes streams for a service from now on.
+    pub fn listen(&self, service: u32) -> Result<Box<dyn Listening>, Errno> {
+        let backlog = Arc::new(Backlog { waiting: Mutex::default() });
+        let mut turn = self.exchanges.turn.lock();
+        let known = turn.streams.listening.get(&service).is_some_and(|known| known.strong_count() > 0);
+        if !known {
+            turn.streams.listening.insert(service, Arc::downgrade(&backlog));
+            turn.machine.take_streams(service, true);
+        }
+        self.exchanges.release(turn);
+        if known {
+            return Err(Errno::ADDRINUSE);
+        }
+        let port = self.me.upgrade().ok_or(Errno::CANCELED)?;
+        Ok(Box::new(Listens { port, service, backlog }))
+    }
+}
+
+impl Carries for StreamPort {
+    fn attend(&self, pipe: &Arc<Pipe>, later: bool) {
+        if pipe.list() {
+            self.exchanges.wanting.pipes.lock().push(Arc::clone(pipe));
+        }
+        if later {
+            self.exchanges.wanting.raise();
+        } else {
+            self.exchanges.do_what_is_due();
+        }
+    }
+
+    fn answers(&self, pipe: &Pipe) -> Option<(bool, Duration)> {
+        let turn = self.exchanges.turn.try_lock()?;
+        let opened = turn.streams.tickets.get(&key(pipe));
+        let answers = opened.and_then(|opened| turn.machine.stream_answers(&Now::unread(), opened.ticket));
+        if self.exchanges.turn.let_go(turn) {
+            self.exchanges.wanting.raise();
+        }
+        answers.map(|answers| (answers.doubtful, answers.last))
+    }
+
+    fn look(&self, in_earnest: bool) -> bool {
+        self.port.make_progress(in_earnest) == Coverage::Complete
+    }
+
+    fn rest(&self) {
+        self.exchanges.poll(self.port.engine());
+    }
+
+    fn raise(&self, name: u64) {
+        raise(self.port.engine(), name, END);
+    }
+}
+
+/// Streams that peers open for a service.
+struct Listens {
+    port: Arc<StreamPort>,
+    service: u32,
+    backlog: Arc<Backlog>,
+}
+
+impl Listening for Listens {
+    fn accept(&self) -> Result<Option<Box<dyn SetUp>>, Errno> {
+        let Some(pipe) = self.backlog.waiting.lock().0.pop_front() else { return Ok(None) };
+        let carries = self.port.carries().ok_or(Errno::CANCELED)?;
+        Ok(Some(Box::new(StreamLink::new(pipe, carries))))
+    }
+
+    fn watch(&self) -> Watch<'_> {
+        Watch::Itself
+    }
+
+    fn name(&self, name: u64) {
+        let mut waiting = self.backlog.waiting.lock();
+        waiting.1 = name;
+        let has_some = !waiting.0.is_empty();
+        drop(waiting);
+        if has_some {
+            raise(self.port.port.engine(), name, INPUT);
+        }
+    }
+}
+
+impl Drop for Listens {
+    fn drop(&mut self) {
+        if self.port.port.engine().birth.is_parents() {
+            return;
+        }
+        // Those that wait are nobody's. Their ends leave them.
+        let waiting = std::mem::take(&mut self.backlog.waiting.lock().0);
+        let now = Now::unread();
+        let mut turn = self.port.exchanges.turn.lock();
+        turn.streams.listening.remove(&self.service);
+        turn.machine.take_streams(self.service, false);
+        for pipe in waiting {
+            if let Some(opened) = turn.streams.tickets.get(&key(&pipe)) {
+                let ticket = opened.ticket;
+                turn.machine.reset_stream(&now, ticket);
+            }
+        }
+        self.port.exchanges.end(turn, &now);
+    }
+}
+
+impl Drop for StreamPort {
+    /// The last stream has gone: the machine answers its peers for a while.
+    fn drop(&mut self) {
+        if self.port.engine().birth.is_parents() {
+            return;
+        }
+        let now = Now::unread();
+        let mut turn = self.exchanges.turn.lock();
+        // And some streams may have a rest to send.
+        turn.port = Some(Arc::clone(&self.port));
+        self.exchanges.end(turn, &now);
+    }
+}
+
+const INPUT: Readiness = Readiness { readable: true, writable: false, hangup: false };
+const ROOM: Readiness = Readiness { readable: false, writable: true, hangup: false };
+const END: Readiness = Readiness { readable: true, writable: true, hangup: true };
+
+fn raise(engine: &Engine, name: u64, readiness: Readiness) {
+    if name != 0 {
+        engine.raise(Token(name), readiness);
+    }
+}
+
+fn key(pipe: &Pipe) -> usize {
+    std::ptr::from_ref(pipe).addr()
+}
+
+impl Wanting {
+    fn name(&self, engine: &Arc<Engine>, exchanges: &Weak<Exchanges>) {
+        if self.named.get().is_none() {
+            let due = Arc::new(Due(exchanges.clone()));
+            // It fails for descriptors alone, and this has none.
+            if let Ok(token) = engine.register_watch(Watch::Itself, due)
+                && let Err((token, engine)) = self.named.set((token, Arc::clone(engine)))
+            {
+                engine.deregister(token);
+            }
+        }
+    }
+
+    /// Whoever looks next does what is due.
+    fn raise(&self) {
+        if let Some((token, engine)) = self.named.get() {
+            engine.raise(*token, ROOM);
+        }
+    }
+}
+
+impl Drop for Wanting {
+    fn drop(&mut self) {
+        if let Some((token, engine)) = self.named.get() {
+            engine.deregister(*token);
+        }
+    }
+}
+
+impl Exchanges {
+    /// Tells the machine what pipes want.
+    pub(super) fn run_streams(&self, turn: &mut Turn, now: &Now, engine: &Engine) {
+        let wanting = std::mem::take(&mut *self.wanting.pipes.lock());
+        for pipe in wanting {
+            turn.tell_machine(now, &pipe);
+        }
+        turn.end_contacts(now);
+        turn.stream_events(engine, &[]);
+    }
+}
+
+impl Turn {
+    fn enter(&mut self, ticket: Ticket, pipe: &Arc<Pipe>) {
+        let opened = Opened { ticket, offered: 0, taken: 0, finishes: false, is_heard: false };
+        self.streams.tickets.insert(key(pipe), opened);
+        self.streams.pipes.insert(ticket, Arc::clone(pipe));
+        self.owners.insert(ticket, Owner::Stream(Arc::clone(pipe)));
+    }
+
+    fn tell_machine(&mut self, now: &Now, pipe: &Arc<Pipe>) {
+        let wants = pipe.wants();
+        // (None: it is over.)
+        let Some(opened) = self.streams.tickets.get_mut(&key(pipe)) else { return };
+        let ticket = opened.ticket;
+        if wants.resets && wants.leaves {
+            return self.machine.reset_stream(now, ticket);
+        }
+        if std::mem::replace(&mut opened.offered, wants.offered) != wants.offered {
+            self.machine.offer(now, ticket, wants.offered);
+        }
+        if std::mem::replace(&mut opened.taken, wants.taken) != wants.taken {
+            self.machine.taken(now, ticket, wants.taken);
+        }
+        if wants.leaves {
+            self.machine.leave_stream(now, ticket);
+        } else if wants.finishes && !std::mem::replace(&mut opened.finishes, true) {
+            self.machine.finish_stream(now, ticket);
+        }
+    }
+
+    /// Processes that did not answer in time.
+    fn end_contacts(&mut self, now: &Now) {
+        while self.streams.contacts.front().is_some_and(|(at, _)| *at <= now.get()) {
+            let Some((_, ticket)) = self.streams.contacts.pop_front() else { return };
+            let Some(pipe) = self.streams.pipes.get(&ticket).cloned() else { continue };
+            let is_heard = self.streams.tickets.get(&key(&pipe)).is_some_and(|opened| opened.is_heard);
+            if !is_heard && self.machine.stream_answers(now, ticket).is_none() {
+                tracing::warn!(
+                    peer = %pipe.ends().peer,
+                    "UWARP_LINK requires reliable datagrams, and the peer does not answer them"
+                );
+                self.unanswered(now, ticket, &pipe);
+            }
+        }
+    }
+
+    fn unanswered(&mut self, now: &Now, ticket: Ticket, pipe: &Arc<Pipe>) {
+        pipe.ended(Some(Over::Unanswered));
+        self.machine.reset_stream(now, ticket);
+    }
+
+    /// Does what has happened to streams. Their bytes are in the datagram.
+    pub(super) fn stream_events(&mut self, engine: &Engine, datagram: &[u8]) {
+        while let Some(StreamEvent { stream, what }) = self.machine.poll_stream_event() {
+            if let StreamNews::Opened { route, service } = what {
+                self.opened(engine, stream, route, service);
+                continue;
+            }
+            let Some(pipe) = self.streams.pipes.get(&stream).cloned() else { continue };
+            if let Some(opened) = self.streams.tickets.get_mut(&key(&pipe)) {
+                opened.is_heard = true;
+            }
+            match what {
+                StreamNews::Opened { .. } => {}
+                StreamNews::Bytes { position, at } => {
+                    pipe.put(position, datagram.get(at).unwrap_or_default());
+                }
+                StreamNews::Readable(position) => raise(engine, pipe.readable(position), INPUT),
+                StreamNews::Finished => raise(engine, pipe.finished(), END),
+                StreamNews::Acknowledged(position) => {
+                    if let Some(name) = pipe.acknowledged(position) {
+                        raise(engine, name, ROOM);
+                    }
+                }
+                StreamNews::Limit(position) => pipe.limited(position),
+                StreamNews::Ended(how) => {
+                    self.streams.pipes.remove(&stream);
+                    self.streams.tickets.remove(&key(&pipe));
+                    self.owners.remove(&stream);
+                    raise(engine, pipe.ended(over(how)), END);
+                }
+            }
+        }
+    }
+
+    /// A peer has opened a stream.
+    fn opened(&mut self, engine: &Engine, stream: Ticket, route: rd::Route, service: u32) {
+        let pipe = Pipe::new(Ends { local: route.local, peer: route.remote }, None);
+        self.enter(stream, &pipe);
+        let backlog = self.streams.listening.get(&service).and_then(Weak::upgrade);
+        let name = backlog.and_then(|backlog| {
+            let mut waiting = backlog.waiting.lock();
+            (waiting.0.len() < BACKLOG).then(|| waiting.0.push_back(Arc::clone(&pipe)))?;
+            Some(waiting.1)
+        });
+        match name {
+            Some(name) => raise(engine, name, INPUT),
+            None => self.machine.reset_stream(&Now::unread(), stream),
+        }
+    }
+}
+
+fn over(how: StreamEnd) -> Option<Over> {
+    match how {
+        StreamEnd::Closed => None,
+        StreamEnd::Reset => Some(Over::Refused),
+        StreamEnd::Failed(Failure::Incompatible) => Some(Over::Unanswered),
+        StreamEnd::Failed(Failure::Silent) => Some(Over::Silent),
+        StreamEnd::Failed(_) => Some(Over::Broken),
+    }
+}
