@@ -79,7 +79,7 @@ const CIRCLES: [(&str, &[&str]); 6] = [
     // What headers say in the traces is a part of their own types.
     ("wire", &["datagram", "rd", "rdmap", "terminate", "text"]),
     // A carrier hands a link over, and a link is made of a carrier.
-    ("llp", &["carrier", "link"]),
+    ("llp", &["carrier", "link", "streams"]),
     // The engine holds the datagrams that wait for more (docs/adr/045).
     ("driver", &["engine", "held"]),
     // The device finds its queue pairs by number. They are made on it, get their numbers from it and leave

@@ -15,6 +15,7 @@ use std::sync::{Arc, OnceLock, Weak};
 use std::time::Instant;
 
 use rustix::io::Errno;
+use uwarp_driver::carriers::with_rules;
 use uwarp_driver::config::Config;
 use uwarp_driver::{Nic, ProofObserver, ProofPort, Qp, QueuePair};
 use uwarp_llp::udp::Route;
@@ -139,7 +140,7 @@ impl Numbers {
             changes: AtomicU64::new(u64::MAX),
         };
         let machine = Pairings::new(&now(), settings, &key);
-        let bound = self.nic.take_stream_socket(qpn).ok_or(Errno::MFILE)?;
+        let bound = with_rules(self.nic.take_stream_socket(qpn).ok_or(Errno::MFILE)?);
         let port = Runner::start(self.nic.engine(), owner, machine, []);
         let observer: Weak<Port> = Arc::downgrade(&port);
         // With the call: peers may have asked already. What they get before it does not count.

@@ -9,11 +9,10 @@ use std::sync::{Arc, Weak};
 
 use rustix::io::Errno;
 use uwarp_llp::carrier::{Bind, Bound, Carrier, Close, Ends, Listening, Refusal, SetUp, Watch, tcp::Tcp};
-use uwarp_process::PerProcess;
+use uwarp_process::{Mutex, PerProcess};
 
 use crate::config::{Config, LinkChoice};
 use crate::nic::Nic;
-use crate::sync::OnceLock;
 
 /// What connects and listens.
 pub fn carrier() -> &'static dyn Carrier {
@@ -21,7 +20,7 @@ pub fn carrier() -> &'static dyn Carrier {
 }
 
 /// What is bound to a port in TCP, as [`carrier`] would have bound it.
-pub(crate) fn with_rules(tcp: Box<dyn Bound>) -> Box<dyn Bound> {
+pub fn with_rules(tcp: Box<dyn Bound>) -> Box<dyn Bound> {
     if Config::get().links.may_choose_rd() { Box::new(Either { tcp }) } else { tcp }
 }
 
@@ -83,16 +82,15 @@ impl Bound for Either {
 }
 
 /// The device, for a caller that may hold locks.
-static DEVICE: PerProcess<OnceLock<Weak<Nic>>> = PerProcess::new(OnceLock::new);
+static DEVICE: PerProcess<Mutex<Weak<Nic>, 29>> = PerProcess::new(Mutex::default);
 
 /// The device is open.
 pub(crate) fn begin(nic: &Arc<Nic>) {
-    // There is one in a process.
-    let _ = DEVICE.set(Arc::downgrade(nic));
+    *DEVICE.lock() = Arc::downgrade(nic);
 }
 
 fn device() -> Result<Arc<Nic>, Errno> {
-    DEVICE.get().and_then(Weak::upgrade).ok_or(Errno::NODEV)
+    DEVICE.lock().upgrade().ok_or(Errno::NODEV)
 }
 
 /// A port of both.

@@ -17,7 +17,6 @@ use uwarp_rnic::qp::{Counters, Drops, MAX_MESSAGE, QpCaps, QpInit};
 use uwarp_rnic::{AsyncSink, VerbsError};
 
 use crate::background;
-use crate::carriers;
 use crate::config::Config;
 use crate::engine::Engine;
 use crate::host::{Neighbours, Why};
@@ -283,7 +282,7 @@ impl Nic {
 
     /// What is bound to the port of a queue pair's number, to listen with. `None`: it was taken before.
     pub fn take_stream_socket(&self, qpn: u32) -> Option<Box<dyn Bound>> {
-        self.numbers.take_streams(qpn).map(carriers::with_rules)
+        self.numbers.take_streams(qpn)
     }
 
     /// The port from which this process opens streams of reliable datagrams: its first one.
