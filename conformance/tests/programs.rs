@@ -44,6 +44,8 @@ mod mpi;
 mod mpi_applications;
 #[path = "programs/mpis.rs"]
 mod mpis;
+#[path = "programs/over_rd.rs"]
+mod over_rd;
 #[path = "programs/packages.rs"]
 mod packages;
 #[path = "programs/page.rs"]

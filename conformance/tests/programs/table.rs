@@ -16,6 +16,7 @@ use super::learning;
 use super::mpi;
 use super::mpi_applications;
 use super::mpis;
+use super::over_rd;
 use super::per_interface;
 use super::reliable;
 use super::rsockets;
@@ -139,6 +140,7 @@ pub fn cases() -> Vec<Case> {
         datagrams::cases(),
         reliable::cases(),
         unreliable::cases(),
+        over_rd::cases(),
         rsockets::cases(),
         sockets::cases(),
         verbs::cases(),

@@ -43,10 +43,11 @@ pub enum Settling {
 impl Settling {
     /// The beginning of a stream after set-up.
     pub fn begin(choice: LinkChoice, negotiated: &Negotiated) -> Self {
-        // (Reliable datagrams are chosen when the connection is made. This one is TCP's.)
-        let required = matches!(choice, LinkChoice::Memory | LinkChoice::Rd);
+        let required = choice == LinkChoice::Memory;
         match (choice, negotiated.host.is_some(), negotiated.initiator) {
             (LinkChoice::Tcp, ..) | (LinkChoice::Auto, false, _) => Self::Over,
+            // They are chosen when a connection is made, and this one is TCP's. (That is said next.)
+            (LinkChoice::Rd, ..) => Self::Asking { required: true, established: false },
             (_, _, true) => Self::Asking { required, established: false },
             (_, _, false) => Self::Open { required, granted: None },
         }

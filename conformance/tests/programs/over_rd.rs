@@ -1,0 +1,158 @@
+//! RC programs over reliable datagrams (`UWARP_LINK=rd`): each row sees in `uwarp stat` that its stream goes
+//! that way.
+
+use std::fs;
+use std::process::Command;
+
+use uwarp_conformance::netns::NetNs;
+use uwarp_conformance::pair::{self, Ends};
+use uwarp_conformance::process::{Cmd, Running};
+use uwarp_conformance::topology::Topology::{self, *};
+use uwarp_conformance::topology::{Place, free_port};
+use uwarp_conformance::{Outcome, check, require};
+
+use super::Run::Custom;
+use super::{AS_IWARP, Case, Env, LONG, PERFTEST_LIMIT, World};
+
+const LO: &[Topology] = &[Loopback4];
+const VETH: &[Topology] = &[Veth1500V4];
+const WAYS: &[Topology] = &[Loopback4, Veth1500V4, Veth9000V4];
+const ALL: &[Topology] = &[Loopback4, Veth1500V4, Veth9000V4, Veth1500V6];
+
+const CHECKED: &str = "as over TCP, and uwarp stat says that the stream goes by rd";
+const REFUSED: &str = "EOPNOTSUPP and a sentence at the end that requires it";
+
+/// Seconds that perftest runs for: long enough to be looked at.
+const LASTING: &str = "-D 2";
+
+/// All rows.
+pub fn cases() -> Vec<Case> {
+    let row = |program, manner, at, run| Case { program, manner, checked: CHECKED, at, run: Custom(run) };
+    vec![
+        row("rping", "over rd", ALL, |w, p| w.rping_over_rd(&[], p)),
+        row("rping", "over rd, as iWARP", LO, |w, p| w.rping_over_rd(AS_IWARP, p)),
+        row("ib_send_lat", "over rd, -R -D 2 -s 64", WAYS, |w, p| {
+            w.perftest_over_rd("ib_send_lat -R -s 64", p)
+        }),
+        row("ib_write_bw", "over rd, -R -D 2", WAYS, |w, p| w.perftest_over_rd("ib_write_bw -R", p)),
+        row("ib_read_bw", "over rd, -R -D 2 -q 16", VETH, |w, p| {
+            w.perftest_over_rd("ib_read_bw -R -q 16", p)
+        }),
+        row("ib_send_bw", "over rd, by number, -D 2", WAYS, |w, p| w.perftest_over_rd("ib_send_bw", p)),
+        row("ib_atomic_bw", "over rd, by number, -D 2", LO, |w, p| w.perftest_over_rd("ib_atomic_bw", p)),
+        row("ibv_rc_pingpong", "over rd, -g 0 -n 20000", LO, |w, p| w.pingpong_over_rd("-n 20000", p)),
+        row("ibv_rc_pingpong", "over rd, -g 0 -e -c -s 1048576 -n 1000", VETH, |w, p| {
+            w.pingpong_over_rd("-e -c -s 1048576 -n 1000", p)
+        }),
+        row("ib_send_lat", "over rd, 2 % of the packets are lost", VETH, |w, _| {
+            w.with_loss(|place| w.perftest_over_rd("ib_send_lat -R -s 64", place))
+        }),
+        row("ib_write_bw", "over rd, 2 % of the packets are lost", VETH, |w, _| {
+            w.with_loss(|place| w.perftest_over_rd("ib_write_bw -R", place))
+        }),
+        row("ibv_rc_pingpong", "over rd, 2 % of the packets are lost", VETH, |w, _| {
+            w.with_loss(|place| w.pingpong_over_rd("-c -s 65536 -n 2000", place))
+        }),
+        Case {
+            program: "rping",
+            manner: "rd at one end alone",
+            checked: REFUSED,
+            at: LO,
+            run: Custom(|w, place| {
+                w.fails_to_connect(["tcp", "rd"], "the peer does not answer them", place)?;
+                w.fails_to_connect(["rd", "tcp"], "the peer has connected over TCP", place)
+            }),
+        },
+    ]
+}
+
+impl World {
+    fn rping_over_rd(&self, env: Env, place: Place<'_>) -> Outcome {
+        let port = free_port();
+        let end = |role, ns, rounds| {
+            let line = format!("rping {role} -V -S 1000 -C {rounds} -a {} -p {port}", place.address);
+            Ok(self.over(&line, "rd", ns)?.envs(env))
+        };
+        let ends = self.see_rd(&end("-s", place.server, 5000)?, &end("-c", place.client, 5000)?, port)?;
+        check::rping_quiet(&ends.client).or_else(|why| ends.failure(why))
+    }
+
+    fn perftest_over_rd(&self, line: &str, place: Place<'_>) -> Outcome {
+        let port = free_port();
+        let line = format!("{line} {LASTING} -F -p {port}");
+        let end = |ns| self.over(&line, "rd", ns);
+        let client = end(place.client)?.arg(place.address);
+        let ends = self.see_rd(&end(place.server)?, &client, port)?;
+        check::no_complaints(&ends.server)?;
+        let rows = check::perftest_rows(&ends.client.stdout);
+        let [row] = &rows[..] else { return ends.failure("not one result") };
+        require!(row.iterations > 0, "no iterations\n{}", ends.client.text());
+        Ok(())
+    }
+
+    fn pingpong_over_rd(&self, args: &str, place: Place<'_>) -> Outcome {
+        let port = free_port();
+        let line = format!("ibv_rc_pingpong -g 0 {args} -p {port}");
+        let client = self.over(&line, "rd", place.client)?.arg(place.address);
+        let ends = self.see_rd(&self.over(&line, "rd", place.server)?, &client, port)?;
+        check::has(&ends.client, " iters in ").or_else(|why| ends.failure(why))
+    }
+
+    /// The end that requires it says why it cannot have it.
+    fn fails_to_connect(&self, [server, client]: [&str; 2], cause: &str, place: Place<'_>) -> Outcome {
+        let port = free_port();
+        let end = |role, link, ns| {
+            self.over(&format!("rping {role} -C 5 -a {} -p {port}", place.address), link, ns)
+        };
+        let running = pair::serve(&end("-s", server, place.server)?, port)?;
+        let out = end("-c", client, place.client)?.run()?;
+        let (own, other) = (out, running.stop());
+        let said = if client == "rd" { &own } else { &other };
+        let is_told = said.stderr.contains("UWARP_LINK requires reliable datagrams, ")
+            && said.stderr.contains(cause)
+            && said.text().contains("CONNECT_ERROR, error -95");
+        require!(is_told, "wanted \"{cause}\" and -95\n{}", said.text());
+        Ok(())
+    }
+
+    fn over(&self, line: &str, link: &str, ns: Option<&NetNs>) -> Outcome<Cmd> {
+        Ok(self.over_uwarp(line, ns)?.env("UWARP_LINK", link).limit(PERFTEST_LIMIT))
+    }
+
+    /// Runs both ends, which must use reliable datagrams alone.
+    fn see_rd(&self, server: &Cmd, client: &Cmd, port: u16) -> Outcome<Ends> {
+        let server = pair::serve(server, port)?;
+        let client = client.spawn()?;
+        for end in [&client, &server] {
+            end.until(LONG, "a stream over rd", |end| self.links(end).is_some_and(|links| links == ["rd"]))?;
+        }
+        let ends = Ends { client: client.wait()?, server: server.wait()? };
+        ends.exited_ok()?;
+        Ok(ends)
+    }
+
+    /// What carries the streams of a process, each name once; `None`: it has none yet.
+    fn links(&self, process: &Running) -> Option<Vec<String>> {
+        let guard = process.pid().as_raw_nonzero();
+        let children = fs::read_to_string(format!("/proc/{guard}/task/{guard}/children")).ok()?;
+        let pid = children.split_whitespace().next()?;
+        let uwarp = self.dist().ok()?.uwarp().ok()?;
+        // It is no command of the row, so it is not started as one. Its socket belongs to the namespace.
+        let mut stat = match process.ns() {
+            Some(ns) => {
+                let mut within = Command::new("ip");
+                within.args(["netns", "exec", ns]).arg(uwarp);
+                within
+            }
+            None => Command::new(uwarp),
+        };
+        let output = stat.args(["stat", "--json", "--pid", pid]).output().ok()?;
+        let document: serde_json::Value = serde_json::from_slice(&output.stdout).ok()?;
+        let pairs = document["processes"][0]["queue_pairs"].as_array()?;
+        let mut links: Vec<String> =
+            pairs.iter().filter_map(|pair| pair["link"].as_str().map(str::to_owned)).collect();
+        links.sort();
+        links.dedup();
+        (!links.is_empty()).then_some(links)
+    }
+}
