@@ -35,7 +35,7 @@ fn part() -> impl Strategy<Value = Vec<u8>> {
         let len = body.len().min(255);
         [vec![3, len as u8], body[..len].to_vec()].concat()
     });
-    let other = (0u8..9, any::<u8>()).prop_map(|(kind, len)| vec![kind, len]);
+    let other = (0u8..11, any::<u8>()).prop_map(|(kind, len)| vec![kind, len]);
     prop_oneof![3 => packet, 1 => other]
 }
 

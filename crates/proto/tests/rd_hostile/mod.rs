@@ -1,20 +1,32 @@
 //! What must hold whatever a peer says that has the keys of its exchange: no panic, no more memory than is
-//! allowed, each posted message ends once, and what is placed lies inside its message. Shared by
-//! `tests/rd_exchange.rs` and the fuzz target `rd_exchange`.
+//! allowed, each posted message and each stream ends once, what is placed lies inside its message, and bytes
+//! of streams within what was granted. Shared by `tests/rd_exchange.rs` and the fuzz target `rd_exchange`.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 use std::time::{Duration, Instant};
 
 use uwarp_proto::clock::Now;
 use uwarp_proto::rd::{
-    Action, Bytes, Config, Outgoing, PacketBuf, Placed, QpnPair, Rd, Route, Target, Ticket,
+    Action, Bytes, Config, Outgoing, PacketBuf, Placed, QpnPair, Rd, Route, StreamEvent, StreamNews, Target,
+    Ticket,
 };
 use uwarp_wire::crc;
 use uwarp_wire::rd::chunk::Reason;
 use uwarp_wire::rd::segment::First;
 use uwarp_wire::rd::{Header, Kind, Packet, VERSION};
 
+/// A stream, as the victim has it: how much it has offered and got back, and how much came and was taken.
+#[derive(Default)]
+struct End {
+    offered: u64,
+    released: u64,
+    readable: u64,
+    taken: u64,
+    is_finished: bool,
+}
+
 struct Victim {
+    streams: BTreeMap<Ticket, End>,
     rd: Rd,
     start: Instant,
     now: Duration,
@@ -48,10 +60,66 @@ impl Victim {
         self.open.insert(ticket);
     }
 
+    /// One that this process opens.
+    fn open_stream(&mut self, choices: u8) {
+        let stream = self.rd.open_stream(&self.at(), self.route, 1).expect("there is room");
+        let offered = u64::from(choices) * 1000;
+        self.streams.insert(stream, End { offered, ..End::default() });
+        self.rd.offer(&self.at(), stream, offered);
+        self.settle();
+    }
+
+    fn use_stream(&mut self, choices: u8) {
+        let now = self.at();
+        let at = usize::from(choices >> 2) % self.streams.len().max(1);
+        let Some((stream, end)) = self.streams.iter_mut().nth(at) else { return };
+        match choices & 3 {
+            0 => {
+                end.taken = end.readable;
+                self.rd.taken(&now, *stream, end.taken);
+            }
+            1 => self.rd.finish_stream(&now, *stream),
+            2 => self.rd.leave_stream(&now, *stream),
+            _ => self.rd.reset_stream(&now, *stream),
+        }
+        self.settle();
+    }
+
+    fn see_streams(&mut self, datagram: &[u8]) {
+        while let Some(StreamEvent { stream, what }) = self.rd.poll_stream_event() {
+            if let StreamNews::Opened { route, service } = what {
+                assert_eq!((route, service), (self.route, 1));
+                assert!(self.streams.insert(stream, End::default()).is_none(), "opened twice");
+                continue;
+            }
+            let end = self.streams.get_mut(&stream).expect("a stream that has not ended");
+            match what {
+                StreamNews::Opened { .. } | StreamNews::Limit(_) => {}
+                StreamNews::Bytes { position, at } => {
+                    assert!(at.end + 4 <= datagram.len(), "bytes outside their datagram");
+                    assert!(position >= end.readable, "bytes that were readable come again");
+                    let most = (end.taken + 256 * 1024).max(64 * 1024);
+                    assert!(position + at.len() as u64 <= most, "beyond what was granted");
+                }
+                StreamNews::Readable(to) => {
+                    assert!(to > end.readable && !end.is_finished);
+                    end.readable = to;
+                }
+                StreamNews::Finished => assert!(!std::mem::replace(&mut end.is_finished, true)),
+                StreamNews::Acknowledged(to) => {
+                    assert!(to > end.released && to <= end.offered);
+                    end.released = to;
+                }
+                StreamNews::Ended(_) => _ = self.streams.remove(&stream),
+            }
+        }
+    }
+
     fn hear(&mut self, datagram: &[u8], choices: u8) {
         let (now, route) = (self.at(), self.route);
         let mut arrivals = Vec::new();
         self.rd.handle_input(&now, route, datagram, &mut arrivals);
+        self.see_streams(datagram);
         let mut choices = choices;
         while !arrivals.is_empty() {
             let arrival = arrivals.remove(0);
@@ -76,6 +144,7 @@ impl Victim {
     }
 
     fn settle(&mut self) {
+        self.see_streams(&[]);
         while let Some(action) = self.rd.poll_action() {
             if let Action::Finished { ticket, .. } = action {
                 assert!(self.open.remove(&ticket), "a message ends twice");
@@ -88,7 +157,13 @@ impl Victim {
                 return;
             }
             let mut bytes = Vec::new();
-            packet.assemble(&mut bytes, |payload, out| out.resize(out.len() + payload.len as usize, 0));
+            packet.assemble(&mut bytes, |payload, out| {
+                if let Some(end) = self.streams.get(&payload.ticket) {
+                    let from = u64::from(payload.offset);
+                    assert!(from >= end.released && from + u64::from(payload.len) <= end.offered);
+                }
+                out.resize(out.len() + payload.len as usize, 0);
+            });
             assert!(bytes.len() <= Config::default().packet_len, "{} bytes", bytes.len());
             assert!(Packet::parse(&bytes).is_ok_and(|packet| packet.is_intact()));
             self.packets.push(bytes);
@@ -122,7 +197,9 @@ pub fn exchange(bytes: &[u8]) {
     let (route, back) = (Route { local: at(1), remote: at(2) }, Route { local: at(2), remote: at(1) });
     let rd = |seed: u8| Rd::new(&Now::at(start), Config::default(), &[seed; 32]);
     let (open, packets) = (BTreeSet::new(), Vec::new());
-    let mut victim = Victim { rd: rd(1), start, now: Duration::ZERO, route, open, packets };
+    let streams = BTreeMap::new();
+    let mut victim = Victim { streams, rd: rd(1), start, now: Duration::ZERO, route, open, packets };
+    victim.rd.take_streams(1, true);
     victim.post(true, 10, false);
     victim.settle();
     // An honest peer brings the exchange up; from here on the liar speaks with its key.
@@ -144,7 +221,7 @@ pub fn exchange(bytes: &[u8]) {
     while let [kind, len, after @ ..] = rest {
         let (body, next) = after.split_at(usize::from(*len).min(after.len()));
         rest = next;
-        match kind % 9 {
+        match kind % 11 {
             0 => victim.post(len & 1 != 0, u32::from(*len) * 40, len & 2 != 0),
             1 => victim.wait(Duration::from_micros(10) * (1 << (len % 22))),
             2 => victim.wait(Duration::from_secs(u64::from(len % 70))),
@@ -156,6 +233,8 @@ pub fn exchange(bytes: &[u8]) {
                     assert!(!victim.open.contains(&ticket), "it has not ended");
                 }
             }
+            9 => victim.open_stream(*len),
+            10 => victim.use_stream(*len),
             kind => {
                 number += 1;
                 let kind = if kind == 7 { Kind::from_code(*len) } else { Kind::Packet };
@@ -175,6 +254,7 @@ pub fn exchange(bytes: &[u8]) {
     for _ in 0..400 {
         victim.wait(Duration::from_millis(500));
     }
+    assert!(victim.streams.is_empty(), "{} streams have not ended", victim.streams.len());
     assert!(victim.open.is_empty(), "messages that have not ended: {:?}", victim.open);
     assert_eq!((victim.rd.peers(), victim.rd.poll_timeout()), (0, None));
 }
