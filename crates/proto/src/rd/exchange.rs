@@ -545,8 +545,11 @@ impl Exchange {
         }
         let life = match self.phase {
             Phase::Opening => self.born + OPENING,
-            // It does not rest while the peer owes something.
-            Phase::Up => self.patience(config).unwrap_or_else(|| self.last_used + REST),
+            // It does not rest while the peer owes something, or there are streams.
+            Phase::Up => {
+                let stays = self.patience(config).or_else(|| self.stream_ping_at());
+                stays.unwrap_or_else(|| self.last_used + REST)
+            }
             Phase::Resting => (self.last_used + LIFE).max(self.born + LIFE),
         };
         let others = [
@@ -559,7 +562,6 @@ impl Exchange {
             self.unknown_probe_at(),
             self.paced_until(config),
             self.streams.timeout(),
-            self.stream_ping_at(),
         ];
         others.into_iter().flatten().fold(life, Instant::min)
     }
