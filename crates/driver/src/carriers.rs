@@ -68,11 +68,18 @@ impl Bound for Either {
 
     fn connect(self: Box<Self>, to: SocketAddr) -> Result<Box<dyn SetUp>, (Refusal, Box<dyn Bound>)> {
         let to = SocketAddr::new(to.ip().to_canonical(), to.port());
-        if Config::get().links.choose(to.ip(), to.port()) != LinkChoice::Rd {
+        // A queue pair that is joined with itself has one socket, which is connected with itself.
+        let is_itself = to == SocketAddr::new(self.local().ip().to_canonical(), self.local().port());
+        if is_itself || Config::get().links.choose(to.ip(), to.port()) != LinkChoice::Rd {
             return self.tcp.connect(to).map_err(|(why, tcp)| (why, with_rules(tcp)));
         }
         let from = Some(self.local().ip().to_canonical()).filter(|ip| !ip.is_unspecified());
-        let connected = device().and_then(|nic| nic.stream_port()?.connect(from, to, u32::from(to.port())));
+        let service = u32::from(to.port());
+        let connected = device().and_then(|nic| match nic.stream_port()?.connect(from, to, service) {
+            // That is the port itself.
+            Err(Errno::LOOP) => nic.second_stream_port()?.connect(from, to, service),
+            connected => connected,
+        });
         connected.map_err(|errno| (Refusal::from_errno(errno), self as Box<dyn Bound>))
     }
 

@@ -79,7 +79,11 @@ pub struct Neighbours {
 pub fn choice(negotiated: &Negotiated, ends: [SocketAddr; 2]) -> LinkChoice {
     let [own, peer] = ends;
     let port = if negotiated.initiator { peer.port() } else { own.port() };
-    Config::get().links.choose(peer.ip(), port)
+    match Config::get().links.choose(peer.ip(), port) {
+        // One socket, which is connected with itself.
+        LinkChoice::Rd if own == peer => LinkChoice::Tcp,
+        choice => choice,
+    }
 }
 
 /// A queue pair has got a stream of which the two processes may settle the link: an initiator's is settled

@@ -71,6 +71,9 @@ const LIMITS: Limits = Limits {
     max_message: MAX_MESSAGE,
 };
 
+/// The system chooses the port.
+const NO_PORT: u16 = 0;
+
 /// Inline data that every queue pair takes, in bytes.
 const GIVEN_INLINE: u32 = 64;
 
@@ -292,6 +295,17 @@ impl Nic {
         self.stream_port_at(port_of(qpn))
     }
 
+    /// Another one, from which it opens streams to the first: an exchange is between two ports.
+    pub(crate) fn second_stream_port(&self) -> Result<Arc<StreamPort>, Errno> {
+        let mut ports = self.stream_ports.lock();
+        if let Some(known) = ports.get(&NO_PORT).and_then(Weak::upgrade) {
+            return Ok(known);
+        }
+        let new = StreamPort::of(&self.datagram_port_of_service(NO_PORT)?).map_err(|_| Errno::NOBUFS)?;
+        ports.insert(NO_PORT, Arc::downgrade(&new));
+        Ok(new)
+    }
+
     /// The streams of reliable datagrams that come to this port.
     pub(crate) fn stream_port_at(&self, port: u16) -> Result<Arc<StreamPort>, Errno> {
         let mut ports = self.stream_ports.lock();
@@ -312,10 +326,11 @@ impl Nic {
         Ok(new)
     }
 
-    /// The UDP port of the same number as one that rdma_cm listens on.
+    /// The UDP port of the same number as one that rdma_cm listens on; [`NO_PORT`]: any.
     fn datagram_port_of_service(&self, port: u16) -> Result<Arc<DatagramPort>, Errno> {
         let mut ports = self.datagram_ports.lock();
         let socket = Arc::new(udp::Socket::bind(port)?);
+        let port = socket.port()?;
         let new = DatagramPort::of_numbers(&self.engine, socket, port, &self.unclaimed, None)?;
         ports.insert(port, Arc::downgrade(&new));
         Ok(new)

@@ -108,7 +108,7 @@ impl StreamPort {
         self.me.upgrade().map(|me| -> Arc<dyn Carries> { me })
     }
 
-    /// Opens a stream to a service of a peer. `from`: the address of this host, if the caller has chosen one.
+    /// Opens a stream to a service of a peer; `LOOP`: the peer is this port. `from`: the address of this host, if the caller has chosen one.
     pub fn connect(
         &self,
         from: Option<std::net::IpAddr>,
@@ -131,8 +131,7 @@ impl StreamPort {
         match opened {
             Ok(_) => Ok(Box::new(link)),
             Err(rd::PostError::TooManyPeers) => Err(Errno::NOBUFS),
-            // A queue pair of this process: nothing of it would ever leave the process.
-            Err(rd::PostError::Itself) => Err(Errno::OPNOTSUPP),
+            Err(rd::PostError::Itself) => Err(Errno::LOOP),
             Err(rd::PostError::Closed) => Err(Errno::SHUTDOWN),
         }
     }
