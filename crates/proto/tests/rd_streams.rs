@@ -490,8 +490,8 @@ proptest! {
     }
 }
 
-/// A packet that says it comes from the peer of the victim. Without the key of the exchange, which is 64 random
-/// bits, it does nothing.
+/// A packet that says it comes from the peer of the victim. Without the key of the exchange, which is 64
+/// random bits, it does nothing.
 fn forged(from: SocketAddr, to: SocketAddr, key: u64, number: u32, body: &[u8]) -> Vec<u8> {
     let header = Header {
         version: VERSION,
@@ -587,7 +587,8 @@ fn a_stranger_opens_feeds_ends_and_stalls_nothing() {
     assert_eq!((world.end(0, ours).ended, world.end(1, theirs).ended), (None, None));
 }
 
-/// A process with an exchange of its own has no part in another's streams, although they have the same numbers.
+/// A process with an exchange of its own has no part in another's streams, although they have the same
+/// numbers.
 #[test]
 fn a_process_with_keys_of_its_own_ends_no_stream_of_another() {
     let mut world = World::new(1, Path::default());
