@@ -220,12 +220,8 @@ impl Side {
     /// said again, for an answer where the marker is behind many bytes.
     pub fn has_said(&self, datagram: &Datagram) -> bool {
         let Some(Link { socket, said: Some((before, at)), .. }) = self.links.last() else { return false };
-        let again = || {
-            datagram.kind == Kind::Welcome
-                && at.elapsed() >= FOR_MARKER
-                && sys::unread_by_peer(socket.fd) == 0
-        };
-        before == datagram && !again()
+        let has_read = || at.elapsed() >= FOR_MARKER && sys::unread_by_peer(socket.fd) == 0;
+        before == datagram && !(datagram.kind == Kind::Welcome && has_read())
     }
 
     /// Sends to the peer, and shows this descriptor, if there is one to show. False: the link has ended.
