@@ -8,7 +8,10 @@ use std::net::SocketAddr;
 use std::sync::{Arc, Weak};
 
 use rustix::io::Errno;
-use uwarp_llp::carrier::{Bind, Bound, Carrier, Close, Ends, Listening, Refusal, SetUp, Watch, tcp::Tcp};
+use uwarp_llp::carrier::{
+    Bind, Bound, Carrier, Close, Ends, Listening, Refusal, SetUp, TakePort, Watch, tcp::Tcp,
+};
+use uwarp_llp::udp;
 use uwarp_process::{Mutex, PerProcess};
 
 use crate::config::{Config, LinkChoice};
@@ -24,11 +27,24 @@ pub fn with_rules(tcp: Box<dyn Bound>) -> Box<dyn Bound> {
     if Config::get().links.may_choose_rd() { Box::new(Either { tcp }) } else { tcp }
 }
 
+/// Ports that are tried until one is free in UDP.
+const TRIES: u32 = 16;
+
 struct ByRule;
 
 impl Carrier for ByRule {
+    /// A port that the system chooses should be free in UDP, too: the program may listen on it.
     fn bind(&self, at: &Bind) -> Result<Box<dyn Bound>, Errno> {
-        Ok(with_rules(Tcp.bind(at)?))
+        let mut bound = Tcp.bind(at)?;
+        if at.address.port() == 0 && at.port != TakePort::AtConnect {
+            for _ in 0..TRIES {
+                if udp::Socket::bind(bound.local().port()).is_ok() {
+                    break;
+                }
+                bound = Tcp.bind(at)?;
+            }
+        }
+        Ok(with_rules(bound))
     }
 }
 

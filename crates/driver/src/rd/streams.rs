@@ -108,8 +108,8 @@ impl StreamPort {
         self.me.upgrade().map(|me| -> Arc<dyn Carries> { me })
     }
 
-    /// Opens a stream to a service of a peer; `LOOP`: the peer is this port. `from`: the address of this host,
-    /// if the caller has chosen one.
+    /// Opens a stream to a service of a peer; `LOOP`: the peer is this port. `from`: the address of this
+    /// host, if the caller has chosen one.
     pub fn connect(
         &self,
         from: Option<std::net::IpAddr>,
