@@ -296,6 +296,8 @@ pub(super) struct Streams {
     by_ticket: BTreeMap<Ticket, u32>,
     /// How many this process has opened.
     count: u32,
+    /// How many their owners have left.
+    left: usize,
     /// Numbers that the peer has used, without their last bit. None is used again: what comes late of a
     /// stream that has ended must not begin it anew.
     used: RangeSet,
@@ -316,10 +318,16 @@ impl Streams {
 
     /// Some are kept for the wire alone: when the first of them is given up.
     pub(super) fn timeout(&self) -> Option<Instant> {
+        if self.left == 0 {
+            return None;
+        }
         self.by_number.values().filter_map(|stream| stream.left_at).min().map(|left| left + LEFT_LIMIT)
     }
 
     pub(super) fn on_timeout(&mut self, now: Instant) {
+        if self.left == 0 {
+            return;
+        }
         let is_due = |stream: &Stream| stream.left_at.is_some_and(|left| left + LEFT_LIMIT <= now);
         let due: Vec<u32> =
             self.by_number.iter().filter(|(_, stream)| is_due(stream)).map(|(number, _)| *number).collect();
@@ -334,6 +342,7 @@ impl Streams {
         let number = self.count << 1 | u32::from(is_responder);
         self.count = self.count.wrapping_add(1);
         self.by_ticket.insert(stream.ticket, number);
+        self.left += usize::from(stream.left_at.is_some());
         self.by_number.insert(number, stream);
         self.list(number);
     }
@@ -342,7 +351,9 @@ impl Streams {
     pub(super) fn with(&mut self, ticket: Ticket, call: impl FnOnce(&mut Stream)) -> bool {
         let Some(number) = self.by_ticket.get(&ticket).copied() else { return false };
         if let Some(stream) = self.by_number.get_mut(&number) {
+            let was_left = stream.left_at.is_some();
             call(stream);
+            self.left += usize::from(!was_left && stream.left_at.is_some());
             self.settle(number);
         }
         true
@@ -381,6 +392,7 @@ impl Streams {
     fn end(&mut self, number: u32, how: StreamEnd) {
         let Some(stream) = self.by_number.remove(&number) else { return };
         self.by_ticket.remove(&stream.ticket);
+        self.left -= usize::from(stream.left_at.is_some());
         self.sendable.retain(|other| *other != number);
         self.control.retain(|control| *control != Control::Credit(number));
         self.news.push(StreamEvent { stream: stream.ticket, what: StreamNews::Ended(how) });
