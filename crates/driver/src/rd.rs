@@ -67,6 +67,8 @@ use unrepeated::Unrepeated;
 const DROPS_EVERY: Duration = Duration::from_millis(1);
 /// How long an exit waits for the lock of a turn. No turn is nearly as long.
 const EXIT_PATIENCE: Duration = Duration::from_millis(50);
+/// How long an exit waits for what is under way, at most. After it, the peers hear that this process leaves.
+const LONGEST_LEAVING: Duration = Duration::from_secs(1);
 const AT_NEXT_POLL: u64 = 0;
 const NOT_DUE: u64 = u64::MAX;
 /// Packets are made when fewer than this wait for the socket.
@@ -157,6 +159,8 @@ struct Turn {
     /// repeats is answered, and its late packets are known.
     port: Option<Arc<DatagramPort>>,
     leaving: Leaving,
+    /// When it says goodbye at the latest.
+    leave_by: Option<Instant>,
 }
 
 /// How far the exit of the process has come.
@@ -229,6 +233,7 @@ impl Exchanges {
                     drops_at: None,
                     port: None,
                     leaving: Leaving::No,
+                    leave_by: None,
                 }),
                 room: AtomicBool::new(false),
                 wanting: Wanting::default(),
@@ -368,7 +373,8 @@ impl Exchanges {
 
     fn set_alarm(&self, turn: &mut Turn, now: &Now) {
         let (own, unrepeated) = (turn.to_itself.timeout(), turn.unrepeated.timeout());
-        let due = [turn.machine.poll_timeout(), own, unrepeated, turn.streams.timeout()];
+        let leave_by = turn.leave_by.filter(|_| turn.leaving == Leaving::Waiting);
+        let due = [turn.machine.poll_timeout(), own, unrepeated, turn.streams.timeout(), leave_by];
         let due = due.into_iter().flatten().min();
         let Some(due) = due else { return self.due.store(NOT_DUE, Ordering::Relaxed) };
         self.set_alarm_at(turn, now, due);
@@ -439,11 +445,14 @@ impl Exchanges {
     /// The process exits.
     pub fn exit(&self) {
         let Some(mut turn) = self.turn.try_lock_for(EXIT_PATIENCE) else { return };
+        let now = Now::unread();
         if turn.leaving == Leaving::No {
             linger::stream_begins();
             turn.leaving = Leaving::Waiting;
+            turn.leave_by = Some(now.get() + LONGEST_LEAVING);
+            turn.refuse_waiting(&now);
         }
-        self.end(turn, &Now::unread());
+        self.end(turn, &now);
     }
 
     /// The queue pair is one of its port's from now on.
@@ -734,7 +743,9 @@ impl Turn {
 
     /// Goes on with the exit of the process, if it exits.
     fn leave(&mut self, now: &Now) {
-        if self.leaving == Leaving::Waiting && self.owners.is_empty() {
+        // Nothing may end what no queue pair has, such as a connection that is being made.
+        let is_late = self.leave_by.is_some_and(|at| at <= now.get());
+        if self.leaving == Leaving::Waiting && (self.owners.is_empty() || is_late) {
             self.machine.close(now);
             self.leaving = Leaving::Closing;
         }

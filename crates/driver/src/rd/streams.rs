@@ -317,6 +317,17 @@ impl Turn {
         self.owners.insert(ticket, Owner::Stream(Arc::clone(pipe)));
     }
 
+    /// The process leaves: what its program has not accepted is nobody's.
+    pub(super) fn refuse_waiting(&mut self, now: &Now) {
+        for backlog in std::mem::take(&mut self.streams.listening).into_values().filter_map(|b| b.upgrade()) {
+            for pipe in std::mem::take(&mut backlog.waiting.lock().0) {
+                if let Some(opened) = self.streams.tickets.get(&key(&pipe)) {
+                    self.machine.reset_stream(now, opened.ticket);
+                }
+            }
+        }
+    }
+
     fn tell_machine(&mut self, now: &Now, pipe: &Arc<Pipe>) {
         let wants = pipe.wants();
         // (None: it is over.)

@@ -1,4 +1,4 @@
-//! How long the packets of an exchange may be (RFC 8899, docs/rd.md section 7.5).
+//! How long the packets of an exchange may be (RFC 8899, docs/rd.md section 7.3).
 //!
 //! | state | event | next |
 //! |---|---|---|
