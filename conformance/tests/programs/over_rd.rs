@@ -9,7 +9,7 @@ use uwarp_conformance::pair::{self, Ends};
 use uwarp_conformance::process::{Cmd, Running};
 use uwarp_conformance::topology::Topology::{self, *};
 use uwarp_conformance::topology::{Place, free_port};
-use uwarp_conformance::{Outcome, check, require};
+use uwarp_conformance::{Outcome, check, fail, require};
 
 use super::Run::Custom;
 use super::{AS_IWARP, Case, Env, LONG, PERFTEST_LIMIT, World};
@@ -104,15 +104,19 @@ impl World {
         let end = |role, link, ns| {
             self.over(&format!("rping {role} -C 5 -a {} -p {port}", place.address), link, ns)
         };
-        let running = pair::serve(&end("-s", server, place.server)?, port)?;
-        let out = end("-c", client, place.client)?.run()?;
-        let (own, other) = (out, running.stop());
-        let said = if client == "rd" { &own } else { &other };
-        let is_told = said.stderr.contains("UWARP_LINK requires reliable datagrams, ")
-            && said.stderr.contains(cause)
-            && said.text().contains("CONNECT_ERROR, error -95");
-        require!(is_told, "wanted \"{cause}\" and -95\n{}", said.text());
-        Ok(())
+        let server_end = pair::serve(&end("-s", server, place.server)?, port)?;
+        let client_end = end("-c", client, place.client)?.spawn()?;
+        // The other one may stay for ever: rping joins a thread that waits for a completion, when it hears of
+        // the end of its connection before it has looked whether it is connected.
+        let requires = if client == "rd" { &client_end } else { &server_end };
+        let told = requires.until(LONG, "saying why", |end| {
+            let said = end.so_far();
+            said.contains("UWARP_LINK requires reliable datagrams, ")
+                && said.contains(cause)
+                && said.contains("CONNECT_ERROR, error -95")
+        });
+        let [client_end, server_end] = [client_end.stop(), server_end.stop()];
+        told.or_else(|why| fail!("{why}: \"{cause}\" and -95\n{}\n{}", client_end.text(), server_end.text()))
     }
 
     fn over(&self, line: &str, link: &str, ns: Option<&NetNs>) -> Outcome<Cmd> {
