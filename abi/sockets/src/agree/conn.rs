@@ -498,9 +498,13 @@ impl Conn {
                 inbound.push(first.get(..len).unwrap_or_default());
                 if len == FIRST && inbound.found().is_none() {
                     let mut block = crate::sock::block();
-                    // An end, or a failure, is there the next time, too.
-                    let more = sys::receive_now(self.tcp(), &mut block).unwrap_or(0);
-                    inbound.push(block.get(..more).unwrap_or_default());
+                    match sys::receive_now(self.tcp(), &mut block) {
+                        // (0: an end, which is there the next time, too.)
+                        Ok(more) => inbound.push(block.get(..more).unwrap_or_default()),
+                        Err(libc::EAGAIN | libc::EINTR) => {}
+                        // The system reports a failure once.
+                        Err(errno) => inbound.finish(End::Failed(errno)),
+                    }
                 }
             }
             Err(libc::EAGAIN | libc::EINTR) => return false,
