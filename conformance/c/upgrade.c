@@ -5,15 +5,6 @@
 
 #include <pthread.h>
 #include <sys/epoll.h>
-#include <ucontext.h>
-
-static uint64_t now_ns(void)
-{
-	struct timespec ts;
-
-	clock_gettime(CLOCK_MONOTONIC, &ts);
-	return (uint64_t)ts.tv_sec * 1000000000 + (uint64_t)ts.tv_nsec;
-}
 
 static unsigned draw(unsigned *seed)
 {
@@ -304,76 +295,9 @@ static void answers(void)
 	check(!getenv("UPGRADED") || upgraded > 5, "connections became streams", "%d of 10", upgraded);
 }
 
-#define ENDS 150
-
-static volatile long steps, pause_ns;
-
-/* After each instruction of a call, for so many of them. */
-static void on_step(int signal, siginfo_t *info, void *context)
-{
-	(void)signal, (void)info;
-	for (uint64_t end = now_ns() + (uint64_t)pause_ns; now_ns() < end;)
-		sched_yield();
-#ifdef __x86_64__
-	if (--steps <= 0)
-		((ucontext_t *)context)->uc_mcontext.gregs[REG_EFL] &= ~0x100ll;
-#else
-	(void)context;
-#endif
-}
-
-/* shutdown(2), one instruction at a time. */
-static int slowly_end(int fd)
-{
-	int result;
-
-#ifdef __x86_64__
-	/* Not what is below the stack pointer: the compiler may use it. */
-	__asm__ volatile("lea -128(%%rsp), %%rsp; pushfq; orq $0x100, (%%rsp); popfq; lea 128(%%rsp), %%rsp" ::: "memory", "cc");
-#endif
-	result = shutdown(fd, SHUT_WR);
-	/* Other calls of the library's block signals for a while. */
-	steps = 1;
-	return result;
-}
-
-/* An end that goes out while the connection comes behind the library reaches the peer, at whatever instruction
- * of the call that happens. */
-static void ends_meanwhile(void)
-{
-	struct sigaction action = { .sa_sigaction = on_step, .sa_flags = SA_SIGINFO }, before;
-	int l = listener(), seen = 0, meanwhile = 0, s[2];
-	unsigned seed = 777;
-	char byte;
-
-	/* The loader looks the function up at the first call. */
-	MUST(socketpair(AF_UNIX, SOCK_STREAM, 0, s) == 0 && shutdown(s[0], SHUT_WR) == 0 && close(s[0]) == 0 && close(s[1]) == 0);
-	MUST(sigaction(SIGTRAP, &action, &before) == 0);
-	for (int i = 0; i < ENDS; i++) {
-		int ends[2], from = i % 2;
-		ino_t was;
-
-		ends[0] = client();
-		MUST((ends[1] = accept4(l, NULL, NULL, SOCK_CLOEXEC)) >= 0);
-		was = inode(ends[from]);
-		for (int k = 0; k < 2; k++)
-			MUST(send(ends[k], "x", 1, 0) == 1 && recv(ends[!k], &byte, 1, 0) == 1);
-		steps = 400;
-		pause_ns = draw(&seed) % 20000;
-		MUST(slowly_end(ends[from]) == 0);
-		meanwhile += inode(ends[from]) != was;
-		seen += readable(ends[!from], 5000) && recv(ends[!from], &byte, 1, 0) == 0;
-		MUST(close(ends[0]) == 0 && close(ends[1]) == 0);
-	}
-	MUST(sigaction(SIGTRAP, &before, NULL) == 0 && close(l) == 0);
-	check(seen == ENDS, "an end goes out while the connection comes behind the library", "%d of %d seen", seen, ENDS);
-	printf("%d of them had come behind it meanwhile\n", meanwhile);
-}
-
 static const struct group groups[] = {
 	{ "integrity", integrity },
 	{ "answers", answers },
-	{ "ends_meanwhile", ends_meanwhile },
 };
 
 int main(int argc, char **argv)

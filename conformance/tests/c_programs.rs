@@ -137,13 +137,18 @@ const SAME_CALLS_AS: [(&str, Option<&str>, &[&str]); 6] = [
 
 /// Program and groups of connections upgraded in place: with a rule for both ends, and with one for one end,
 /// the other of which is TCP or played by hand.
-const UPGRADE: [(&str, &str, &str, &str, &[&str]); 30] = [
+const UPGRADE: [(&str, &str, &str, &str, &[&str]); 35] = [
     ("upgrade", "integrity", "-", "upgrade", &["UPGRADED"]),
     ("upgrade", "integrity", "::1", "upgrade", &["UPGRADED"]),
     ("upgrade", "integrity", "-", "upgrade:connect", &[]),
     ("upgrade", "integrity", "-", "upgrade:listen", &[]),
     ("upgrade", "answers", "-", "upgrade", &["UPGRADED"]),
-    ("upgrade", "ends_meanwhile", "-", "upgrade", &[]),
+    ("upgrade_meanwhile", "ends_meanwhile", "-", "upgrade", &[]),
+    ("upgrade_meanwhile", "names_meanwhile", "-", "upgrade", &[]),
+    ("upgrade_meanwhile", "options_meanwhile", "-", "upgrade", &[]),
+    ("upgrade_meanwhile", "flags_meanwhile", "-", "upgrade", &[]),
+    ("upgrade_meanwhile", "copies_meanwhile", "-", "upgrade", &[]),
+    ("upgrade_meanwhile", "waits_meanwhile", "-", "upgrade", &[]),
     ("upgraded", "waits", "-", "upgrade", &[]),
     ("upgraded", "entries", "-", "upgrade", &[]),
     ("upgraded", "handlers", "-", "upgrade", &[]),
@@ -373,7 +378,14 @@ fn in_namespaces(programs: &Arc<Programs>) -> Vec<Trial> {
 /// A program with a table of groups that nobody runs would be forgotten, and so would a group of those whose
 /// groups are run in several ways.
 fn every_group_is_run() -> Outcome {
-    let upgrade = ["upgrade", "upgraded", "upgrade_processes", "upgrade_liars", "upgrade_strangers"];
+    let upgrade = [
+        "upgrade",
+        "upgrade_meanwhile",
+        "upgraded",
+        "upgrade_processes",
+        "upgrade_liars",
+        "upgrade_strangers",
+    ];
     for program in upgrade {
         let rows = UPGRADE.iter().filter(|(of, ..)| *of == program);
         let mut run: Vec<&str> = rows.map(|(_, group, ..)| *group).collect();

@@ -45,6 +45,7 @@ fn receive_step(
                 return Step::Whole(-1);
             }
             if flags & (libc::MSG_OOB | libc::MSG_ERRQUEUE) != 0 {
+                let Some(_still) = table::still(fd) else { continue };
                 return Step::Whole(direct(flags));
             }
             if flags & libc::MSG_PEEK != 0 && flags & libc::MSG_WAITALL != 0 {
@@ -95,10 +96,9 @@ fn receive_parts(
             &spans,
             flags,
             |flags| spans.receive(fd, flags),
-            |r, number, flags| {
-                let mut message = message(spans.pieces().as_ptr(), spans.pieces().len());
-                // SAFETY: the program's memory.
-                unsafe { (r.rrecvmsg)(number, &raw mut message, flags) }
+            // SAFETY: the program's memory.
+            |r, number, flags| unsafe {
+                receive_stream(r, number, spans.pieces().as_ptr(), spans.pieces().len(), flags)
             },
         );
         let (Step::Whole(more) | Step::Part(more)) = step;
@@ -196,19 +196,43 @@ fn send_parts(
 
 fn receive(fd: c_int, to: *mut c_void, len: usize, flags: c_int) -> isize {
     let spans = Spans::one(to, len);
-    if flags & libc::MSG_TRUNC != 0 && !fds::is_asking(fd) {
-        // TCP's meaning: the bytes are thrown away.
-        let mut block = sock::block();
-        let (to, len) = sock::at(&mut block, len);
-        let spans = Spans::one(to, len);
-        // SAFETY: a buffer and its length.
-        let stream = |r: &Rsockets, number, flags| unsafe { (r.rrecv)(number, to, len, flags) };
-        return receive_parts(fd, spans, flags & !libc::MSG_TRUNC, |_| -1, stream);
-    }
-    // SAFETY: the caller passes what the function of libc takes; a bad buffer is `EFAULT`.
-    let stream = |r: &Rsockets, number, flags| unsafe { (r.rrecv)(number, to, len, flags) };
+    let stream = |r: &Rsockets, number, flags| match flags & libc::MSG_TRUNC != 0 {
+        // SAFETY: the caller passes what the function of libc takes; a bad buffer is `EFAULT`.
+        false => unsafe { (r.rrecv)(number, to, len, flags) },
+        true => throw_away(r, number, len, flags),
+    };
     let direct = |flags| real!(recv(fd: c_int, to: *mut c_void, len: usize, flags: c_int) -> isize);
     receive_parts(fd, spans, flags, direct, stream)
+}
+
+/// TCP's meaning of `MSG_TRUNC`.
+fn throw_away(r: &Rsockets, number: c_int, len: usize, flags: c_int) -> isize {
+    let mut block = sock::block();
+    let (to, len) = sock::at(&mut block, len);
+    // SAFETY: a buffer and its length.
+    unsafe { (r.rrecv)(number, to, len, flags & !libc::MSG_TRUNC) }
+}
+
+/// Receives from a stream into these pieces.
+///
+/// # Safety
+/// `vectors` has `count` entries.
+unsafe fn receive_stream(
+    r: &Rsockets,
+    number: c_int,
+    vectors: *const iovec,
+    count: usize,
+    flags: c_int,
+) -> isize {
+    if flags & libc::MSG_TRUNC != 0 {
+        // SAFETY: the caller's promise.
+        let len =
+            (0..count).fold(0, |len: usize, at| len.saturating_add(unsafe { (*vectors.add(at)).iov_len }));
+        return throw_away(r, number, len, flags);
+    }
+    let mut message = message(vectors, count);
+    // SAFETY: the caller's promise.
+    unsafe { (r.rrecvmsg)(number, &raw mut message, flags) }
 }
 
 /// read(2): a call for no bytes does nothing. recv(2) waits for data then, too.
@@ -240,9 +264,8 @@ unsafe fn receive_into(fd: c_int, vectors: *const iovec, count: c_int, flags: c_
     // SAFETY: the caller's promise.
     let Some(spans) = (unsafe { spans_of(vectors, count) }) else { return -1 };
     let stream = |r: &Rsockets, number, flags| {
-        let mut message = message(vectors, usize::try_from(count).unwrap_or(0));
         // SAFETY: the caller's promise.
-        unsafe { (r.rrecvmsg)(number, &raw mut message, flags) }
+        unsafe { receive_stream(r, number, vectors, usize::try_from(count).unwrap_or(0), flags) }
     };
     let direct = |flags| {
         let mut message = message(vectors, usize::try_from(count).unwrap_or(0));
@@ -319,8 +342,7 @@ unsafe fn receive_message(fd: c_int, message: *mut msghdr, flags: c_int) -> isiz
         let vectors = (*message).msg_iov;
         let Some(spans) = spans_of(vectors, count) else { return -1 };
         let stream = |r: &Rsockets, number, flags| {
-            let mut message = self::message(vectors, usize::try_from(count).unwrap_or(0));
-            (r.rrecvmsg)(number, &raw mut message, flags)
+            receive_stream(r, number, vectors, usize::try_from(count).unwrap_or(0), flags)
         };
         let received = receive_parts(fd, spans, flags, direct, stream);
         // It may have become a stream while the call waited.

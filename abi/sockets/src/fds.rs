@@ -87,6 +87,12 @@ pub fn is_candidate(fd: c_int) -> bool {
     has(fd, CANDIDATE)
 }
 
+/// Whether it may get a stand-in.
+#[inline]
+pub fn may_change(fd: c_int) -> bool {
+    has(fd, CANDIDATE | ASKING)
+}
+
 /// Whether it is this library's.
 #[inline]
 pub fn is_own(fd: c_int) -> bool {
@@ -108,7 +114,8 @@ pub fn any_ruled() -> bool {
 /// Whether there is any descriptor whose readiness is this library's business.
 #[inline]
 pub fn any_mediated() -> bool {
-    any_ruled() || ASKING_NOW.load(Ordering::Relaxed) != 0
+    // In this order: who sees that the last one is not asking any more sees that it is ruled ([`enter`]).
+    ASKING_NOW.load(Ordering::Acquire) != 0 || any_ruled()
 }
 
 /// Whether there is any connection that may become iWARP's.
@@ -184,7 +191,7 @@ pub fn enter(fd: c_int, sock: Arc<Sock>, kept: bool) -> bool {
         RULED_NOW.fetch_add(1, Ordering::Relaxed);
     }
     if kind.swap(RULED | if kept { KEPT } else { 0 }, Ordering::AcqRel) & ASKING != 0 {
-        ASKING_NOW.fetch_sub(1, Ordering::Relaxed);
+        ASKING_NOW.fetch_sub(1, Ordering::Release);
     }
     true
 }

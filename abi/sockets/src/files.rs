@@ -95,21 +95,23 @@ unsafe extern "C-unwind" fn splice(
     len: usize,
     flags: c_uint,
 ) -> isize {
-    if fds::is_mediated(from) || fds::is_mediated(to) {
+    // Looked at once: another thread may make a connection TCP's for good, which the functions below do not
+    // mind.
+    let (receives, sends) = (fds::is_mediated(from), fds::is_mediated(to));
+    if receives || sends {
         let _pass = Pass::begin();
-        let positioned =
-            (fds::is_mediated(from) && !from_at.is_null()) || (fds::is_mediated(to) && !to_at.is_null());
+        let positioned = (receives && !from_at.is_null()) || (sends && !to_at.is_null());
         if positioned {
             set_errno(libc::ESPIPE);
             return -1;
         }
-        if fds::is_mediated(from) && fds::is_mediated(to) {
+        if receives && sends {
             // One of them must be a pipe.
             set_errno(libc::EINVAL);
             return -1;
         }
         let wait = flags & libc::SPLICE_F_NONBLOCK == 0;
-        return if fds::is_mediated(from) { to_pipe(from, to, len, wait) } else { from_pipe(from, to, len) };
+        return if receives { to_pipe(from, to, len, wait) } else { from_pipe(from, to, len) };
     }
     real!(splice(
         from: c_int, from_at: *mut i64, to: c_int, to_at: *mut i64, len: usize, flags: c_uint

@@ -94,6 +94,12 @@ unsafe extern "C-unwind" fn connect(fd: c_int, to: *const sockaddr, len: socklen
     if fds::is_special(fd) && !fds::is_own(fd) {
         // SAFETY: the caller passes what the function of libc takes.
         let peer = unsafe { address::load(to, len) };
+        if fds::is_asking(fd)
+            && let Some(tcp) = kernels(fd)
+        {
+            let fd = tcp.0;
+            return real!(connect(fd: c_int, to: *const sockaddr, len: socklen_t) -> c_int);
+        }
         if fds::is_ruled(fd) {
             return match (sock::of(fd), peer) {
                 (None, _) => -1,
@@ -106,6 +112,7 @@ unsafe extern "C-unwind" fn connect(fd: c_int, to: *const sockaddr, len: socklen
             };
         }
         if fds::is_asking(fd) {
+            // There is no descriptor left.
             return real!(connect(fd: c_int, to: *const sockaddr, len: socklen_t) -> c_int);
         }
         let way = peer.map(address::meant).map_or(Way::Tcp, |peer| process::decide(Role::Connect, peer));
@@ -116,13 +123,15 @@ unsafe extern "C-unwind" fn connect(fd: c_int, to: *const sockaddr, len: socklen
         }
         let result = real!(connect(fd: c_int, to: *const sockaddr, len: socklen_t) -> c_int);
         if result == 0 || errno() == libc::EINPROGRESS {
-            // It is TCP's.
-            let copied = fds::is_copied(fd);
-            fds::forget(fd);
-            if let (Way::Upgrade(trust), Some(peer), false) = (way, peer, copied) {
-                sys::quietly(|| {
-                    may_become(fd, agree::machine::Role::Connected, address::meant(peer), trust);
-                });
+            let asks = match (way, peer) {
+                (Way::Upgrade(trust), Some(peer)) if !fds::is_copied(fd) => sys::quietly(|| {
+                    may_become(fd, agree::machine::Role::Connected, address::meant(peer), trust)
+                }),
+                _ => false,
+            };
+            if !asks {
+                // It is TCP's.
+                fds::forget(fd);
             }
         }
         return result;
@@ -130,13 +139,20 @@ unsafe extern "C-unwind" fn connect(fd: c_int, to: *const sockaddr, len: socklen
     real!(connect(fd: c_int, to: *const sockaddr, len: socklen_t) -> c_int)
 }
 
-/// A connection of the kernel's that may become iWARP's.
-fn may_become(fd: c_int, role: agree::machine::Role, peer: std::net::SocketAddr, trust: Trust) {
-    if let Some(own) = own_name(fd).map(address::meant)
-        && let Some(conn) = agree::service::connection(role, own, peer, trust)
-    {
-        agree::table::enter(fd, conn);
-    }
+/// A second descriptor of a connection that has no stand-in yet, for a call that may wait. `None`: it has one
+/// meanwhile, or is TCP's for good.
+fn kernels(fd: c_int) -> Option<agree::conn::Own> {
+    let _still = agree::table::still(fd)?;
+    let tcp = sys::quietly(|| sys::second(fd)).ok()?;
+    fds::enter_own(tcp);
+    Some(agree::conn::Own(tcp))
+}
+
+/// A connection of the kernel's that may become iWARP's. False: it stays TCP.
+fn may_become(fd: c_int, role: agree::machine::Role, peer: std::net::SocketAddr, trust: Trust) -> bool {
+    own_name(fd)
+        .and_then(|own| agree::service::connection(role, address::meant(own), peer, trust))
+        .is_some_and(|conn| agree::table::enter(fd, conn))
 }
 
 fn connect_again(sock: &Arc<Sock>, fd: c_int, peer: std::net::SocketAddr) -> c_int {
@@ -412,7 +428,7 @@ fn close_special(fd: c_int) -> c_int {
     if fds::is_asking(fd) {
         agree::table::remove(fd);
     }
-    match fds::remove(fd) {
+    match taken_out(fd) {
         Some(sock) => {
             sock.release(|| {
                 really_close(fd);
@@ -421,6 +437,13 @@ fn close_special(fd: c_int) -> c_int {
         }
         None => really_close(fd),
     }
+}
+
+/// The socket of a descriptor that is being closed. A copy that another thread is making of it just now
+/// counts already, or is not made any more.
+fn taken_out(fd: c_int) -> Option<Arc<Sock>> {
+    let _changing = agree::table::changing();
+    fds::remove(fd)
 }
 
 /// In a child the number is the kernel's alone from now on. Not after vfork(2): the table is the parent's.
@@ -453,8 +476,10 @@ unsafe extern "C-unwind" fn close_range(first: c_uint, last: c_uint, flags: c_in
     }
     let special = fds::special_within(first, last);
     if flags & libc::CLOSE_RANGE_CLOEXEC as c_int != 0 {
+        let result = really(first, last);
+        // Behind it: what gets a stand-in takes this from the kernel.
         special.iter().for_each(|fd| fds::set_kept(*fd, false));
-        return really(first, last);
+        return result;
     }
     // All but what the program knows nothing of.
     let mut from = first;
@@ -483,26 +508,55 @@ unsafe extern "C-unwind" fn closefrom(first: c_int) {
     }
 }
 
-/// `new` is a copy of `old` now.
-fn copied(old: c_int, new: c_int, kept: bool) {
+/// `really` makes a copy of `old`, and says which. Until it is entered, neither of the two becomes another
+/// file.
+fn copy(old: c_int, kept: bool, really: impl FnOnce() -> c_int) -> c_int {
     if process::is_child() {
+        return copy_in_child(old, really);
+    }
+    if !fds::is_special(old) {
+        return really();
+    }
+    let ruled = fds::is_ruled(old);
+    let mut changing = agree::table::changing();
+    if ruled && !fds::is_ruled(old) {
+        // Another thread is closing it.
+        return failed(libc::EBADF);
+    }
+    let new = really();
+    if new >= 0 && new != old {
+        copied(&mut changing.table, old, new, kept);
+    }
+    new
+}
+
+fn copy_in_child(old: c_int, really: impl FnOnce() -> c_int) -> c_int {
+    if fds::is_asking(old) {
+        // For the child's own use, which nothing here sees.
+        agree::table::veto(old);
+    }
+    let new = really();
+    if new >= 0 && new != old {
         forget_in_child(new);
-        if fds::is_asking(old) {
-            // For the child's own use, which nothing here sees.
-            agree::table::veto(old);
-        }
         if fds::is_ruled(old) && !relay::ask_for(old) {
             sys::quietly(rsockets::say_forked);
         }
-    } else if fds::is_ruled(old) {
+    }
+    new
+}
+
+/// `new` is a copy of `old` now.
+fn copied(table: &mut agree::table::Table, old: c_int, new: c_int, kept: bool) {
+    if fds::is_ruled(old) {
         if let Some(sock) = fds::find(old) {
             let _ = sys::quietly(|| sys::fcntl(new, libc::F_SETFD, libc::FD_CLOEXEC));
             sock.duplicated();
             fds::enter(new, sock, kept);
         }
     } else if fds::is_asking(old) {
-        if let Some(conn) = agree::table::find(old) {
-            agree::table::enter(new, conn);
+        let conn = table.as_ref().and_then(|table| table.get(&old).cloned());
+        if let Some(conn) = conn {
+            agree::table::enter_in(table, new, conn);
         }
     } else if fds::is_offering(old) {
         fds::enter_offering(new);
@@ -522,16 +576,13 @@ fn give_up(old: c_int, new: c_int) -> Option<Arc<Sock>> {
     if fds::is_asking(new) {
         agree::table::remove(new);
     }
-    fds::remove(new)
+    taken_out(new)
 }
 
 #[cfg_attr(not(test), unsafe(no_mangle))]
 unsafe extern "C-unwind" fn dup(fd: c_int) -> c_int {
-    let new = real!(dup(fd: c_int) -> c_int);
-    if fds::is_special(fd) && new >= 0 {
-        copied(fd, new, true);
-    }
-    new
+    let really = || real!(dup(fd: c_int) -> c_int);
+    if fds::is_special(fd) { copy(fd, true, really) } else { really() }
 }
 
 /// `dup` onto a number, by `really`.
@@ -544,12 +595,11 @@ fn onto(old: c_int, new: c_int, kept: bool, really: impl FnOnce() -> c_int) -> c
     }
     let before = give_up(old, new);
     let mut result = -1;
+    // (If this closes a socket that lingers, all threads wait that make copies.)
+    let really = || result = copy(old, kept, really);
     match before {
-        Some(sock) => sock.release(|| result = really()),
-        None => result = really(),
-    }
-    if result >= 0 && old != new && (fds::is_special(old) || fds::is_special(new)) {
-        copied(old, new, kept);
+        Some(sock) => sock.release(really),
+        None => really(),
     }
     result
 }
@@ -584,14 +634,13 @@ macro_rules! fcntls {
 fcntls! { fcntl fcntl64 __fcntl }
 
 fn fcntl_special(fd: c_int, command: c_int, argument: c_int, really: impl FnOnce() -> c_int) -> c_int {
+    if matches!(command, libc::F_DUPFD | libc::F_DUPFD_CLOEXEC) {
+        return copy(fd, command == libc::F_DUPFD, really);
+    }
+    // These two wait.
+    let waits = matches!(command, libc::F_SETLKW | libc::F_OFD_SETLKW);
+    let _still = if waits { None } else { agree::table::still(fd) };
     match command {
-        libc::F_DUPFD | libc::F_DUPFD_CLOEXEC => {
-            let new = really();
-            if new >= 0 {
-                copied(fd, new, command == libc::F_DUPFD);
-            }
-            return new;
-        }
         libc::F_SETFD
             if fds::is_ruled(fd)
                 && process::is_child()
@@ -621,6 +670,7 @@ fn fcntl_special(fd: c_int, command: c_int, argument: c_int, really: impl FnOnce
 /// Variadic in C, as `fcntl`.
 #[cfg_attr(not(test), unsafe(no_mangle))]
 unsafe extern "C-unwind" fn ioctl(fd: c_int, request: c_ulong, argument: *mut c_int) -> c_int {
+    let _still = agree::table::still(fd);
     if fds::is_ruled(fd) {
         // SAFETY: the caller passes what the function of libc takes.
         if let Some(result) = unsafe { ioctl_of(fd, request, argument) } {
@@ -655,6 +705,10 @@ unsafe fn ioctl_of(fd: c_int, request: c_ulong, argument: *mut c_int) -> Option<
             let unread = if stream { calls.unread(sock.number()).unwrap_or(0) } else { 0 };
             let ahead = sock.conn().filter(|conn| !conn.is_only_stream()).map_or(0, |conn| conn.unread());
             unread.saturating_add(c_int::try_from(ahead).unwrap_or(c_int::MAX))
+        }
+        SIOCOUTQ if sock.conn().is_some_and(|conn| conn.stage() == Stage::Behind) => {
+            let fd = sock.options()?;
+            return Some(real!(ioctl(fd: c_int, request: c_ulong, argument: *mut c_int) -> c_int));
         }
         SIOCOUTQ | SIOCATMARK => 0,
         // Of interfaces and routes: any socket does.

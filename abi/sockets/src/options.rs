@@ -18,6 +18,7 @@ use crate::stand_in::Because;
 
 #[cfg_attr(not(test), unsafe(no_mangle))]
 unsafe extern "C-unwind" fn getsockname(fd: c_int, to: *mut sockaddr, len: *mut socklen_t) -> c_int {
+    let _still = table::still(fd);
     if fds::is_ruled(fd) {
         // SAFETY: the caller passes what the function of libc takes.
         return sock::of(fd).map_or(-1, |sock| unsafe { sock.name(false, to, len) });
@@ -27,6 +28,7 @@ unsafe extern "C-unwind" fn getsockname(fd: c_int, to: *mut sockaddr, len: *mut 
 
 #[cfg_attr(not(test), unsafe(no_mangle))]
 unsafe extern "C-unwind" fn getpeername(fd: c_int, to: *mut sockaddr, len: *mut socklen_t) -> c_int {
+    let _still = table::still(fd);
     if fds::is_ruled(fd) {
         // SAFETY: the caller passes what the function of libc takes.
         return sock::of(fd).map_or(-1, |sock| unsafe { sock.name(true, to, len) });
@@ -51,6 +53,7 @@ unsafe extern "C-unwind" fn setsockopt(
             return sock::fail(libc::ENOPROTOOPT);
         }
     }
+    let _still = table::still(fd);
     if !fds::is_ruled(fd) {
         return real!(setsockopt(
             fd: c_int, level: c_int, name: c_int, value: *const c_void, len: socklen_t
@@ -58,7 +61,7 @@ unsafe extern "C-unwind" fn setsockopt(
     }
     let Some(sock) = sock::of(fd) else { return -1 };
     let Some(keeper) = sock.options() else { return -1 };
-    if let (Some(kept), Some(conn)) = (sock.kept(level, name), sock.conn()) {
+    if let Some(conn) = sock.conn().filter(|_| sock.kept(level, name).is_some()) {
         if value.is_null() || (len as usize) < size_of::<c_int>() {
             return sock::fail(if value.is_null() { libc::EFAULT } else { libc::EINVAL });
         }
@@ -69,10 +72,7 @@ unsafe extern "C-unwind" fn setsockopt(
         } else {
             c_int::from(value != 0)
         };
-        kept.store(on, Ordering::Relaxed);
-        if conn.stage() == Stage::Behind {
-            crate::sys::set_option(keeper, level, name, value);
-        }
+        sock.keep(conn, (level, name), on);
         return 0;
     }
     let result = {
@@ -123,6 +123,7 @@ unsafe extern "C-unwind" fn getsockopt(
     value: *mut c_void,
     len: *mut socklen_t,
 ) -> c_int {
+    let _still = table::still(fd);
     if !fds::is_ruled(fd) {
         return real!(getsockopt(
             fd: c_int, level: c_int, name: c_int, value: *mut c_void, len: *mut socklen_t

@@ -12,7 +12,7 @@ use uwarp_process::Mutex;
 
 use crate::agree::conn::{Conn, Outbound, Outcome, Stage, Wait, limit_of};
 use crate::agree::spans::Spans;
-use crate::agree::{said, service};
+use crate::agree::{said, service, table};
 use crate::relay::{self, Word};
 use crate::rsockets::{self, Rsockets};
 use crate::stand_in::{Because, StandIn};
@@ -142,6 +142,7 @@ impl Sock {
     /// to listen, [`Self::begun`] follows.
     pub fn replace(calls: &Rsockets, number: c_int, fd: c_int, v6: bool) -> Result<Arc<Self>, c_int> {
         let (stand_in, end) = StandIn::new()?;
+        let _changing = table::changing();
         let kept = sys::fcntl(fd, libc::F_GETFD, 0)? & libc::FD_CLOEXEC == 0;
         let nonblocking = sys::fcntl(fd, libc::F_GETFL, 0)? & libc::O_NONBLOCK != 0;
         let options = keep_options(fd, v6);
@@ -251,8 +252,22 @@ impl Sock {
         self.kept.get(at)
     }
 
+    /// The program sets one of those. In front of a marker it acts on the kernel's socket, but no limit of
+    /// bytes does as long as a marker may come: nobody would hear of it.
+    pub fn keep(&self, conn: &Conn, (level, name): (c_int, c_int), value: c_int) {
+        let Some(kept) = self.kept(level, name) else { return };
+        let (inbound, _outbound) = (conn.inbound.lock(), conn.outbound.lock());
+        kept.store(value, Ordering::Relaxed);
+        let waits = (level, name) == (libc::SOL_SOCKET, libc::SO_RCVLOWAT) && inbound.is_looking();
+        if conn.stage() == Stage::Behind && !waits {
+            sys::set_option(conn.tcp(), level, name, value);
+        }
+    }
+
     /// The connection stays TCP: what the program has set acts again.
-    pub fn restore_options(&self, tcp: c_int) {
+    pub fn restore_options(&self, conn: &Conn) {
+        let tcp = conn.tcp();
+        let _outbound = conn.outbound.lock();
         for (kept, (level, name)) in self.kept.iter().zip(KEPT) {
             sys::set_option(tcp, level, name, kept.load(Ordering::Relaxed));
         }

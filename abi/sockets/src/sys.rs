@@ -388,12 +388,16 @@ pub fn complain(text: &str) {
     let _ = quietly(|| call(libc::SYS_write, [2, from, line.len(), 0, 0]));
 }
 
-/// Lets no signal come to this thread, until it is undone by [`unblock`].
+/// Lets no signal come to this thread, until it is undone by [`unblock`], but those of its own faults: they
+/// cannot wait, so the system would end the process without asking its handler.
 pub fn block_signals() -> libc::sigset_t {
     // SAFETY: sets of this thread, all written before they are read.
     unsafe {
         let (mut all, mut before) = (std::mem::zeroed(), std::mem::zeroed());
         libc::sigfillset(&raw mut all);
+        for fault in [libc::SIGSEGV, libc::SIGBUS, libc::SIGFPE, libc::SIGILL, libc::SIGTRAP] {
+            libc::sigdelset(&raw mut all, fault);
+        }
         libc::pthread_sigmask(libc::SIG_SETMASK, &raw const all, &raw mut before);
         before
     }

@@ -61,7 +61,12 @@ impl Asking {
             let event = conn.next_stage();
             (conn, event)
         });
-        Self(entries.filter(|(conn, _)| conn.stage() == Stage::Direct).collect())
+        let (direct, others): (Vec<_>, Vec<_>) = entries.partition(|(conn, _)| conn.stage() == Stage::Direct);
+        if !others.is_empty() {
+            // Now they have it: only then does the caller see that the descriptor is ruled.
+            table::settle();
+        }
+        Self(direct)
     }
 
     /// A descriptor for each; `None`: one of them has it already.

@@ -778,8 +778,13 @@ impl Conn {
 
     /// Takes the error of the connection, if the stream has none yet.
     pub fn take_error(&self) -> c_int {
-        if let Some(errno) = self.inbound.lock().take_error() {
+        let mut inbound = self.inbound.lock();
+        if let Some(errno) = inbound.take_error() {
             return errno;
+        }
+        if self.stage() == Stage::Stream || self.joining.load(Ordering::Acquire) {
+            // The kernel has it for the stream.
+            return 0;
         }
         sys::option(self.tcp(), libc::SOL_SOCKET, libc::SO_ERROR).unwrap_or(0)
     }

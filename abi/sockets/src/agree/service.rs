@@ -609,7 +609,7 @@ fn stay(conn: &Arc<Conn>) {
         if let Some(calls) = sock.calls() {
             calls.give_up(sock.number());
         }
-        sock.restore_options(conn.tcp());
+        sock.restore_options(conn);
     }
     conn.end_if_closed();
 }
@@ -652,6 +652,7 @@ fn replace(conn: &Arc<Conn>, calls: &Rsockets, number: c_int, pattern: Pattern) 
     }
     conn.set_tcp(tcp);
     *conn.sock.lock() = Arc::downgrade(&sock);
+    sys::set_option(tcp, libc::SOL_SOCKET, libc::SO_RCVLOWAT, 1);
     // The end that accepted sends its marker next.
     let accepted = conn.agreement.lock().role() == Role::Accepted;
     conn.begin_to_look(pattern, if accepted { Stage::Held } else { Stage::Behind });

@@ -17,6 +17,7 @@ use super::conn::{Conn, Stage};
 use super::kernel;
 use super::said::{self, Why};
 use super::service;
+use crate::sys::Deferred;
 use crate::{fds, sys};
 
 /// By descriptor. Held during a fork; it works in the child, since its state is in itself.
@@ -34,12 +35,58 @@ pub fn change() -> Table {
     DIRECT.write()
 }
 
-/// The program has this connection by this descriptor.
-pub fn enter(fd: c_int, conn: Arc<Conn>) {
+/// What keeps a descriptor from getting a stand-in, until it is dropped.
+pub struct Still {
+    _table: RwLockReadGuard<'static, Option<HashMap<c_int, Arc<Conn>>>, 1>,
+    _signals: Deferred,
+}
+
+/// For a call of the kernel's, which does not wait, on a descriptor that may get a stand-in: whoever looks
+/// what the descriptor is, and then calls, calls on something else as soon as another thread is in between.
+/// `None`: it has a stand-in, or gets none.
+#[inline]
+pub fn still(fd: c_int) -> Option<Still> {
+    if fds::may_change(fd) { keep_still(fd) } else { None }
+}
+
+fn keep_still(fd: c_int) -> Option<Still> {
+    let signals = Deferred::begin();
+    let still = Still { _table: read(), _signals: signals };
+    fds::may_change(fd).then_some(still)
+}
+
+/// The same for what changes the table.
+pub struct Changing {
+    /// All of them.
+    pub table: Table,
+    _signals: Deferred,
+}
+
+/// No descriptor gets a stand-in, or is taken out of the tables of descriptors, until this is dropped.
+pub fn changing() -> Changing {
+    let signals = Deferred::begin();
+    Changing { table: change(), _signals: signals }
+}
+
+/// Waits until a connection that is getting a stand-in just now has it.
+pub fn settle() {
+    drop(read());
+}
+
+/// The program has this connection by this descriptor. False: it stays TCP.
+pub fn enter(fd: c_int, conn: Arc<Conn>) -> bool {
     let mut table = change();
-    if fds::enter_asking(fd) {
+    // Another thread may have copied it since it was connected, and nobody knows of the copy.
+    !fds::is_copied(fd) && enter_in(&mut table, fd, conn)
+}
+
+/// The same, with the table locked.
+pub fn enter_in(table: &mut Table, fd: c_int, conn: Arc<Conn>) -> bool {
+    let entered = fds::enter_asking(fd);
+    if entered {
         table.get_or_insert_default().insert(fd, conn);
     }
+    entered
 }
 
 /// The connection with this descriptor.
