@@ -526,6 +526,26 @@ static void children_without_exit(void)
 }
 
 static int ended;
+static _Atomic bool leaves;
+
+/* Waits until the first thread has begun to end the process, and sleeps in that. By time alone, it may not even have begun
+ * on a busy machine. */
+static void await_its_end(void)
+{
+	char path[64], stat[256], *state;
+
+	while (!leaves)
+		usleep(1000);
+	snprintf(path, sizeof path, "/proc/self/task/%d/stat", (int)getpid());
+	for (int i = 0; i < LIMIT_MS; i++, usleep(1000)) {
+		FILE *file = fopen(path, "r");
+
+		MUST(file && fgets(stat, sizeof stat, file) && fclose(file) == 0);
+		state = strrchr(stat, ')');
+		if (state && state[2] == 'S')
+			return;
+	}
+}
 
 /* Calls again and again on a connection until one says that it has ended, or failed. Then the thread ends the process. */
 static void *until_it_ends(void *arg)
@@ -560,11 +580,10 @@ static void *until_it_ends(void *arg)
 			;
 		break;
 	case 5:
-		/* Long after the other thread has begun. */
-		usleep(700000);
+		await_its_end();
 		_exit(6);
 	case 6:
-		usleep(700000);
+		await_its_end();
 		exit(6);
 	case 7:
 		while (ioctl(ended, FIONREAD, &way) == 0 && recv(ended, block, 1, MSG_DONTWAIT) == -1 && errno == EAGAIN)
@@ -615,6 +634,7 @@ static int end_beside(int way)
 		/* The peer takes nothing any more, so it is not over at once. */
 		if (way == 5 || way == 6)
 			MUST(kill(getppid(), SIGSTOP) == 0);
+		leaves = true;
 		_exit(5);
 	}
 	MUST((a = accept4(l, NULL, NULL, SOCK_CLOEXEC)) >= 0);
