@@ -107,6 +107,28 @@ fn polling_and_blocking_ping_pongs() {
     }
 }
 
+/// An end that has had an answer knows of messages that the peer has not acknowledged by their number. It
+/// took that for news at each glance.
+#[test]
+fn polls_become_glances_whatever_was_sent_before() {
+    let (a, b) = connect(uwarp(), 4096);
+    let glances = |end: &End| {
+        (0..10_000).any(|_| {
+            assert_eq!(end.nic.poll_cq(&end.cq, 1, drop), 0);
+            end.cq.is_quiet()
+        })
+    };
+    let both = |when: &str| assert_eq!([glances(&a), glances(&b)], [true; 2], "{when}");
+    both("nothing was sent");
+    b.recv(&[b.sge(0, 64)]);
+    a.send(SEND, &[a.sge(0, 64)]);
+    assert_eq!([b.poll().status, a.poll().status], [OK; 2]);
+    both("a Send");
+    a.send(SendOp::Read { stag: b.mr.stag(), to: b.addr(), invalidate_local: false }, &[a.sge(0, 64)]);
+    assert_eq!(a.wait().status, OK);
+    both("a Read");
+}
+
 /// Rings are far smaller, and one end is told of room again and again.
 #[test]
 fn large_writes_and_reads_arrive_whole() {

@@ -178,11 +178,13 @@ impl Lane {
 
     /// What shows the peer's next word, if there is none now. `acked`: messages that it has acknowledged.
     pub fn glance(&self, acked: u64) -> Option<Glance> {
-        let flags = Theirs::flags(self.end.their_line());
-        if flags.ends() || self.has_news(acked) {
+        let line = self.end.their_line();
+        // The stream may know of more: what answers a message acknowledges it, too.
+        let (flags, shown) = (Theirs::flags(line), Theirs::acked(line));
+        if flags.ends() || shown > acked || self.has_news(acked) {
             return None;
         }
-        let words = Theirs::no_news(self.end.mine.head, acked, flags);
+        let words = Theirs::no_news(self.end.mine.head, shown, flags);
         Some(self.end.slab.glance(self.end.slab.side().peer(), self.end.lane, words))
     }
 

@@ -238,8 +238,8 @@ impl Theirs {
         line[WANT].load(Ordering::SeqCst)
     }
 
-    /// The words that change when there are bytes behind `head`, when it has acknowledged more than `acked`,
-    /// and when the stream ends, with what they are until then.
+    /// The words that change when there are bytes behind `head`, when it acknowledges more than it has,
+    /// `acked`, and when the stream ends, with what they are until then.
     pub fn no_news(head: u64, acked: u64, flags: Flags) -> [(u8, u64); 3] {
         [(TAIL as u8, head), (ACKED as u8, acked), (FLAGS as u8, flags.0)]
     }
