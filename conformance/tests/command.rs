@@ -259,6 +259,26 @@ fn instructions_of_a_message_are_counted() {
     }
 }
 
+/// By a connection to each, and by one queue pair of datagrams.
+#[test]
+fn memory_is_measured_for_some_peers() {
+    let plot = std::env::temp_dir().join(format!("uwarp-peers-{}.svg", std::process::id()));
+    let words = format!("bench memory --peers 1..3 --json --plot {}", plot.display());
+    let report = document(&uwarp(&words).limit(LIMIT).run_ok().unwrap());
+    let lines = report["lines"].as_array().unwrap();
+    let ways: Vec<_> = lines.iter().map(|line| line["way"].as_str().unwrap()).collect();
+    assert_eq!(ways, ["RC over TCP", "RC over memory", "RC over rd", "UD", "RD"]);
+    for line in lines {
+        let points = line["points"].as_array().unwrap();
+        let peers: Vec<_> = points.iter().map(|point| point["peers"].as_u64().unwrap()).collect();
+        assert_eq!(peers, [1, 2, 3], "{line}");
+        assert!(line.get("failure").is_none() && positive(&points[0]["active_heap_bytes"]), "{line}");
+    }
+    let drawn = std::fs::read_to_string(&plot);
+    let _ = std::fs::remove_file(&plot);
+    assert!(drawn.unwrap().contains(">RC over rd<"));
+}
+
 /// Measures each figure of `what`; returns their groups.
 fn measured(what: &str) -> BTreeSet<String> {
     // The complaint about a name that is none lists all that are.

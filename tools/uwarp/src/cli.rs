@@ -189,6 +189,10 @@ pub struct BenchArgs {
     /// Measure only the figures whose name begins with NAME; may be given several times
     #[arg(long, value_name = "NAME")]
     pub only: Vec<String>,
+    /// Only for memory: instead of its usual figures, what LEAST to MOST peers cost, by a connection each
+    /// over TCP, memory and reliable datagrams, and by one queue pair of datagrams, unreliable and reliable
+    #[arg(long, value_name = "LEAST..MOST", value_parser = peers)]
+    pub peers: Option<[u32; 2]>,
     /// Write a plot to FILE, as SVG: of sockets and mpi over the size of messages, of memory over the number
     /// of peers
     #[arg(long, value_name = "FILE")]
@@ -509,6 +513,16 @@ fn within<T: TryFrom<u32>, const LEAST: u32, const MOST: u32>(text: &str) -> Res
     let number = text.parse().ok().filter(|number| (LEAST..=MOST).contains(number));
     let number = number.and_then(|number| T::try_from(number).ok());
     number.ok_or_else(|| format!("write a number from {LEAST} to {MOST}"))
+}
+
+/// Such as "1..4096", or one number.
+fn peers(text: &str) -> Result<[u32; 2], &'static str> {
+    let (least, most) = text.split_once("..").unwrap_or((text, text));
+    let number = |text: &str| text.parse().ok().filter(|number| (1..=4096).contains(number));
+    match (number(least), number(most)) {
+        (Some(least), Some(most)) if least <= most => Ok([least, most]),
+        _ => Err("write two numbers of peers from 1 to 4096, the lesser first, such as 1..4096"),
+    }
 }
 
 fn process(text: &str) -> Result<u32, &'static str> {

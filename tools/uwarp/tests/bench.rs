@@ -44,6 +44,17 @@ fn options_of_mpi_are_refused_elsewhere() {
     }
 }
 
+#[test]
+fn numbers_of_peers_are_two_and_only_of_memory() {
+    assert_eq!(complaint(&["latency", "--peers", "1..8"]), "uwarp: --peers is only for uwarp bench memory\n");
+    for peers in ["0..8", "8..1", "1..5000", "..", "x"] {
+        assert!(
+            complaint(&["memory", "--peers", peers]).contains("two numbers of peers from 1 to 4096"),
+            "{peers}"
+        );
+    }
+}
+
 /// It is no command for users, but it must not hang when one finds it.
 #[test]
 fn an_end_without_orders_ends() {

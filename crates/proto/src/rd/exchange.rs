@@ -604,6 +604,13 @@ impl Exchange {
         }
     }
 
+    /// Lists that are empty keep room for what comes next, and now nothing may come.
+    fn shrink(&mut self) {
+        self.outgoing.shrink();
+        self.incoming.shrink();
+        self.recovery.shrink();
+    }
+
     /// Does what is due. `Some`: the exchange is over.
     pub(super) fn handle_timeout(
         &mut self,
@@ -625,6 +632,7 @@ impl Exchange {
                     && self.streams.is_empty() =>
             {
                 self.phase = Phase::Resting;
+                self.shrink();
             }
             Phase::Resting if now >= (self.last_used + LIFE).max(self.born + LIFE) => {
                 return Some(Over::Forgotten);

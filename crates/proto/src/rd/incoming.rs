@@ -136,6 +136,13 @@ pub(super) struct IncomingMessages {
 }
 
 impl IncomingMessages {
+    /// Keeps no more room than it needs.
+    pub(super) fn shrink(&mut self) {
+        self.records.shrink();
+        self.successors.shrink();
+        self.bound.shrink();
+    }
+
     pub(super) fn new(exchange: u64) -> Self {
         Self {
             exchange,

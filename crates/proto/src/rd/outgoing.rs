@@ -146,6 +146,15 @@ pub(super) struct OutgoingMessages {
 }
 
 impl OutgoingMessages {
+    /// Keeps no more room than it needs.
+    pub(super) fn shrink(&mut self) {
+        self.queue.shrink_to_fit();
+        self.held.shrink_to_fit();
+        self.records.shrink();
+        self.sendable.shrink();
+        self.flows.shrink();
+    }
+
     /// With so many requests at a time.
     pub(super) fn new(most_requests: usize) -> Self {
         Self {

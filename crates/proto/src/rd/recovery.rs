@@ -103,6 +103,11 @@ pub(super) struct Recovery {
 }
 
 impl Recovery {
+    /// Keeps no more room than it needs.
+    pub(super) fn shrink(&mut self) {
+        self.sent.shrink_to_fit();
+    }
+
     pub(super) fn new(rtt: Rtt) -> Self {
         Self {
             first: 1,

@@ -84,6 +84,11 @@ impl<K: Ord + Copy, V> SortedMap<K, V> {
         removed.map(|(_, value)| value)
     }
 
+    /// Keeps no more room than it needs.
+    pub(super) fn shrink(&mut self) {
+        self.0.shrink_to_fit();
+    }
+
     pub(super) fn first(&self) -> Option<(&K, &V)> {
         self.0.front().map(|(key, value)| (key, value))
     }

@@ -176,9 +176,9 @@ fn beside_connection(
 
 fn peers(ends: &mut Ends) -> Result<Outcome> {
     let mut usage = |count| -> Result<Usage> {
-        let order = |role| Order::Peers { count, role, most: PEERS };
+        let order = |role| Order::Peers { count, role, most: PEERS, reliable: false };
         match ends.both(&order(Role::Passive), &order(Role::Active), Duration::from_secs(60))? {
-            (Answer::Done, Answer::Usage(usage)) => Ok(usage),
+            (_, Answer::Usage(usage)) => Ok(usage),
             _ => Err(out_of_turn()),
         }
     };

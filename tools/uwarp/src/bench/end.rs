@@ -113,7 +113,10 @@ impl End {
                 return Ok(answer);
             }
             Order::Many(many) => return self.many(many),
-            Order::Peers { count, role, most } => return self.peers(count as usize, role, most as usize),
+            Order::Peers { count, role, most, reliable } => {
+                let service = if reliable { Service::Reliable } else { Service::Unreliable };
+                return self.peers((count as usize, most as usize), role, service);
+            }
             Order::Sockets(order) => return self.sockets(order),
             Order::Count { what, role, messages } => self.count(what, role, messages)?,
             Order::CountAll { begin: true } => callgrind::begin(),
@@ -256,20 +259,24 @@ impl End {
         turns::count((link, crowd), raw, what, role, messages)
     }
 
-    fn peers(&mut self, count: usize, role: Role, most: usize) -> Result<Answer> {
+    fn peers(&mut self, (count, most): (usize, usize), role: Role, service: Service) -> Result<Answer> {
         let (raws, link) = self.connected.as_mut().ok_or_else(|| Failure::new("not connected"))?;
         let raw = &mut raws.system;
-        if self.datagrams.is_none() {
-            self.datagrams = Some(link.datagrams(Service::Unreliable, raw)?);
+        let own = if service == Service::Reliable { &mut self.reliable } else { &mut self.datagrams };
+        if own.is_none() {
+            *own = Some(link.datagrams(service, raw)?);
         }
-        let Some(link) = &self.datagrams else { return Ok(Answer::Done) };
+        let Some(link) = own else { return Ok(Answer::Done) };
         let peers = self.peers.get_or_insert_with(|| Peers::with_room(most));
         match role {
             Role::Active => {
                 link.visit_peers(raw, peers, count)?;
                 Ok(Answer::Usage(usage::measure(count as u64)?))
             }
-            Role::Passive => link.serve_peers(raw, peers, count).map(|()| Answer::Done),
+            Role::Passive => {
+                link.serve_peers(raw, peers, count, service)?;
+                Ok(Answer::Usage(usage::measure(count as u64)?))
+            }
         }
     }
 

@@ -29,6 +29,8 @@ pub enum Link {
     Tcp,
     Memory,
     Udp,
+    /// Connections over reliable datagrams.
+    Rd,
 }
 
 impl Link {
@@ -37,12 +39,18 @@ impl Link {
             Self::Tcp => "TCP",
             Self::Memory => "memory",
             Self::Udp => "UDP",
+            Self::Rd => "rd",
         }
     }
 
     /// The setting that demands it of the library.
     pub fn setting(self) -> (&'static str, OsString) {
-        ("UWARP_LINK", if self == Self::Memory { "memory" } else { "tcp" }.into())
+        let name = match self {
+            Self::Memory => "memory",
+            Self::Rd => "rd",
+            Self::Tcp | Self::Udp => "tcp",
+        };
+        ("UWARP_LINK", name.into())
     }
 }
 

@@ -30,8 +30,6 @@ pub enum Figures {
     Stream,
     /// Ping-pongs on many at the same time.
     Fair { count: u32 },
-    /// What each number of peers costs, by a connection each and by one queue pair of datagrams.
-    Peers,
 }
 
 impl Figures {
@@ -41,38 +39,29 @@ impl Figures {
     }
 }
 
-/// Peers, as many as ranks of a job, and what the JSON calls their figures.
-pub const PEERS: [(u32, &str, &str); 5] = [
-    (4, "connections_4_bytes", "datagrams_4_bytes"),
-    (8, "connections_8_bytes", "datagrams_8_bytes"),
-    (16, "connections_16_bytes", "datagrams_16_bytes"),
-    (32, "connections_32_bytes", "datagrams_32_bytes"),
-    (64, "connections_64_bytes", "datagrams_64_bytes"),
-];
-
 /// The idle ones.
 const FEW: u32 = 1_000;
 const MANY: u32 = 10_000;
 /// In flight while they are made: below the backlog of any listener.
-const AT_ONCE: u32 = 256;
+pub const AT_ONCE: u32 = 256;
 /// For 10,000 connections and the traffic on all of them, on a machine that does other things too.
-const PATIENCE: Duration = Duration::from_secs(120);
+pub const PATIENCE: Duration = Duration::from_secs(120);
 /// After traffic: until delayed acknowledgements and the library's timers are over.
-const SETTLE: Duration = Duration::from_millis(500);
+pub const SETTLE: Duration = Duration::from_millis(500);
 const IDLE: Duration = Duration::from_secs(3);
 /// Some seconds after it was used, the library checks once for each connection whether its peer's system has
 /// answered.
-const LAST_LOOK: Duration = Duration::from_secs(6);
+pub const LAST_LOOK: Duration = Duration::from_secs(6);
 
 /// Two ends ready for many connections.
-struct Pair {
+pub struct Pair {
     ends: Ends,
     raw: SocketAddr,
     rdma: SocketAddr,
 }
 
 impl Pair {
-    fn new(place: Place, link: Link, most: u32) -> Result<Pair> {
+    pub fn new(place: Place, link: Link, most: u32) -> Result<Pair> {
         let mut ends = Ends::start(place, &[link.setting()], Setting::Quiet)?;
         let address: IpAddr = ends.address;
         let listening = ends.both(
@@ -88,7 +77,7 @@ impl Pair {
         self.ends.both(&Order::Many(passive), &Order::Many(active), PATIENCE)
     }
 
-    fn open(&mut self, over: Over, count: u32, at_once: u32) -> Result<Figure> {
+    pub fn open(&mut self, over: Over, count: u32, at_once: u32) -> Result<Figure> {
         let to = match over {
             Over::Raw(_) => self.raw,
             Over::Uwarp => self.rdma,
@@ -99,6 +88,11 @@ impl Pair {
 
     fn close(&mut self, over: Over) -> Result<()> {
         self.many(Many::Leave { over }, Many::Disconnect { over }).map(drop)
+    }
+
+    /// Some messages on each, both ways.
+    pub fn traffic(&mut self) -> Result<()> {
+        self.many(Many::Traffic, Many::Traffic).map(drop)
     }
 
     fn bring_up(&mut self, count: u32) -> Result<Figure> {
@@ -112,7 +106,7 @@ impl Pair {
         Ok(figure)
     }
 
-    fn usage(&mut self) -> Result<[Usage; 2]> {
+    pub fn usage(&mut self) -> Result<[Usage; 2]> {
         match self.many(Many::Usage, Many::Usage)? {
             (Answer::Usage(passive), Answer::Usage(active)) => Ok([active, passive]),
             _ => Err(out_of_turn()),
@@ -137,7 +131,7 @@ impl Scale {
         let mut grow = |count| {
             progress.set_message(format!("{count} connections"));
             among.open(Over::Uwarp, count, AT_ONCE)?;
-            among.many(Many::Traffic, Many::Traffic)?;
+            among.traffic()?;
             // Rings that are empty then give their pages back.
             std::thread::sleep(if link == Link::Memory { LAST_LOOK } else { SETTLE });
             among.usage()
@@ -165,7 +159,6 @@ pub fn measure(
             let uwarp = |pair: &mut Pair| pair.bring_up(count);
             return open((place, link), (count, AT_ONCE), (Each::NotTimed, uwarp), extent, progress);
         }
-        Figures::Peers => return peers(place).map(Outcome::Fact),
         _ => {}
     }
     if scale.as_ref().is_some_and(|scale| scale.link != link) {
@@ -178,7 +171,7 @@ pub fn measure(
     let milliseconds = extent.round_ms;
     let middle = MANY / 2;
     Ok(Outcome::Fact(match figures {
-        Figures::Open { .. } | Figures::BringUp { .. } | Figures::Peers => return Err(out_of_turn()),
+        Figures::Open { .. } | Figures::BringUp { .. } => return Err(out_of_turn()),
         Figures::Memory => memory(few, many),
         Figures::Kernel => {
             let each = apiece(few, many, |usage| usage.kernel);
@@ -286,36 +279,6 @@ fn memory(few: &[Usage; 2], many: &[Usage; 2]) -> Fact {
     )
 }
 
-/// Beyond what the first peer costs, with which threads and pools begin.
-fn peers(place: Place) -> Result<Fact> {
-    let most = PEERS[PEERS.len() - 1].0;
-    let mut connected = Pair::new(place, Link::Tcp, most)?;
-    let mut have = 0;
-    let mut connections = |count| -> Result<f64> {
-        connected.open(Over::Uwarp, count - have, AT_ONCE)?;
-        have = count;
-        connected.many(Many::Traffic, Many::Traffic)?;
-        std::thread::sleep(SETTLE);
-        Ok(connected.usage()?[0].heap as f64)
-    };
-    let mut ends = Ends::start(place, &[Link::Tcp.setting()], Setting::Quiet)?;
-    let mut datagrams = |count| -> Result<f64> {
-        let order = |role| Order::Peers { count, role, most };
-        match ends.both(&order(Role::Passive), &order(Role::Active), PATIENCE)?.1 {
-            Answer::Usage(usage) => Ok(usage.heap as f64),
-            _ => Err(out_of_turn()),
-        }
-    };
-    let first: [f64; 2] = [connections(1)?, datagrams(1)?];
-    let (mut texts, mut numbers) = (Vec::new(), Vec::new());
-    for (count, connected, by_datagrams) in PEERS {
-        let more = [connections(count)? - first[0], datagrams(count)? - first[1]];
-        texts.push(format!("{count}: {:.1} and {:.1}", more[0] / 1024.0, more[1] / 1024.0));
-        numbers.extend([(connected, more[0]), (by_datagrams, more[1])]);
-    }
-    Ok(Fact::new(format!("{} KiB", texts.join(", ")), &numbers))
-}
-
 /// The same on the only connection and on one of many, in turns.
 fn beside(
     alone: &mut Pair,
@@ -374,6 +337,5 @@ pub fn titled(figures: Figures) -> String {
         Figures::Ping => "64 B Send ping-pong on one of them".to_owned(),
         Figures::Stream => "1 MiB Writes on one of them".to_owned(),
         Figures::Fair { count } => format!("64 B Send ping-pongs on {count} of them"),
-        Figures::Peers => "Heap for 4 to 64 peers beyond the first: connections, datagrams".to_owned(),
     }
 }

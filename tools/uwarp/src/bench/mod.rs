@@ -22,6 +22,7 @@ mod machine;
 mod many;
 mod mpi;
 mod paths;
+mod peers;
 mod plan;
 mod plot;
 mod protocol;
@@ -66,16 +67,18 @@ pub fn run(args: &BenchArgs) -> ExitCode {
         complain(&format_args!("{option} is only for uwarp bench mpi"));
         return ExitCode::from(USAGE);
     }
+    if args.peers.is_some() && args.what != BenchWhat::Memory {
+        complain(&"--peers is only for uwarp bench memory");
+        return ExitCode::from(USAGE);
+    }
     let measured = match args.what {
+        BenchWhat::Memory if args.peers.is_some() => place(args).and_then(|place| peers::run(args, place)),
         BenchWhat::Loops => loops::run(args),
         BenchWhat::Instructions => place(args).and_then(|place| instructions::run(args, place)),
         BenchWhat::Sockets => place(args).and_then(|place| sockets::run(args, place)),
-        _ => measure(args).and_then(|report| {
-            if let Some(file) = &args.plot {
-                report.plot()?.write(file)?;
-            }
+        _ => measure(args).map(|report| {
             report.print(args.json, args.targets);
-            Ok(report.complete())
+            report.complete()
         }),
     };
     match measured {
@@ -128,8 +131,8 @@ fn place(args: &BenchArgs) -> Result<Place> {
 fn measure(args: &BenchArgs) -> Result<Report> {
     // Reported once here rather than by each end.
     libdir::find().map_err(|reason| Failure(reason.to_string()))?;
-    if args.plot.is_some() && args.what != BenchWhat::Memory {
-        return Err(Failure::new("--plot is for sockets, mpi and memory"));
+    if args.plot.is_some() {
+        return Err(Failure::new("--plot is for sockets, for mpi and for memory with --peers"));
     }
     let place = place(args)?;
     let (seconds, rounds) = if args.quick { (0.6, 3) } else { (2.0, 9) };

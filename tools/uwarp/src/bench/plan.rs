@@ -222,7 +222,6 @@ pub fn items(what: BenchWhat) -> Vec<Item> {
             ("busy-send", Figures::Ping, Goal::Budget("at most 1.10")),
             ("busy-write", Figures::Stream, Goal::Budget("at least 0.90")),
             ("fair", Figures::Fair { count: 1000 }, Goal::Open),
-            ("memory-peers", Figures::Peers, Goal::Budget("datagrams: flat")),
         ];
         items.extend(lines.map(|(id, figures, goal)| connections(id, Group::Memory, figures, goal)));
     }

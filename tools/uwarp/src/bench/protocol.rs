@@ -79,6 +79,8 @@ pub enum Order {
         count: u32,
         role: Role,
         most: u32,
+        /// By reliable datagrams.
+        reliable: bool,
     },
     Sockets(Sockets),
     /// Under callgrind: carry out this many and count them.

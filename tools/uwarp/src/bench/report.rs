@@ -7,10 +7,8 @@ use serde::Serialize;
 
 use super::ends::{Link, Place};
 use super::machine::Machine;
-use super::many::PEERS;
 use super::plan::{Goal, Group, Item};
-use super::plot::{Page, Panel, Scale, Series};
-use super::protocol::{Calls, Failure, Figure, Result};
+use super::protocol::{Calls, Figure, Result};
 use super::stats::{self, Ratio, Side};
 use super::ways::Sweep;
 use crate::table;
@@ -139,38 +137,6 @@ impl Report {
             true => crate::say!("{}", self.json()),
             false => crate::say!("{}", self.text(targets)),
         }
-    }
-
-    /// Memory over the number of peers.
-    pub fn plot(&self) -> Result<Page> {
-        let facts = self.measured.iter().filter_map(|measured| match &measured.outcome {
-            Ok(Outcome::Fact(fact)) => Some(fact),
-            _ => None,
-        });
-        let facts: Vec<_> = facts.collect();
-        let value = |name: &str| facts.iter().find_map(|fact| fact.numbers.get(name).copied());
-        let series = |name: &str, of: fn(&(u32, &'static str, &'static str)) -> &'static str| Series {
-            name: name.to_owned(),
-            points: PEERS
-                .iter()
-                .filter_map(|line| Some((f64::from(line.0), value(of(line))? / 1024.0)))
-                .collect(),
-        };
-        let series = vec![
-            series("a connection to each peer", |line| line.1),
-            series("one queue pair of datagrams", |line| line.2),
-        ];
-        if series.iter().all(|series| series.points.is_empty()) {
-            return Err(Failure::new("--plot shows the figure memory-peers, which was not measured"));
-        }
-        let panel = Panel {
-            title: "Heap of a process beyond the first peer".to_owned(),
-            x: "peers".to_owned(),
-            y: "KiB".to_owned(),
-            scales: [Scale::Doubling, Scale::Linear],
-            series,
-        };
-        Ok(Page { title: "Memory for peers".to_owned(), panels: vec![panel] })
     }
 
     fn json(&self) -> serde_json::Value {

@@ -267,12 +267,18 @@ impl Link {
     }
 
     /// The other end: as many queue pairs, each of which answers once.
-    pub fn serve_peers(&self, raw: &mut Raw, peers: &mut Peers, count: usize) -> Result<()> {
+    pub fn serve_peers(
+        &self,
+        raw: &mut Raw,
+        peers: &mut Peers,
+        count: usize,
+        service: Service,
+    ) -> Result<()> {
         self.exchange_address(raw)?;
         let gid = self.peers_gid(raw)?;
         let asker = Peer { qpn: number(raw)?, ah: self.handle(gid)? };
         while peers.qps.len() < count {
-            let (qp, _) = self.datagram_qp(Service::Unreliable, 1)?;
+            let (qp, _) = self.datagram_qp(service, 1)?;
             // SAFETY: the queue pair is alive.
             raw.send_number(unsafe { (*qp).qp_num }.into())?;
             let answer = Link { qp, peer: Some(asker), ..*self }.datagram_list(1, 64);
