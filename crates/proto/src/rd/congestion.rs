@@ -12,7 +12,7 @@
 //! | more than 2 % lost of the last 512 packets | × 0.85; more than 10 %: × 0.5 | BBR; RFC 8085 |
 //! | a queue that stands | second mode: + 1.5 packets, a loss × 0.7, delay is ignored | Copa (NSDI 2018) |
 //! | a CE mark | × 0.85 | RFC 8511 |
-//! | a sample of a blind receiver | nothing | – |
+//! | a sample of a blind receiver | grows as above if it is below the target, else nothing | – |
 //!
 //! The window shrinks once a round trip at most, and grows only while it is used. q is the round-trip time
 //! without the delay that the peer reports, less the minimum of the last 5 to 10 s.
@@ -231,6 +231,7 @@ impl Congestion {
             if sample < self.smoothed {
                 self.smoothed = 0.875 * self.smoothed + 0.125 * sample;
             }
+            self.on_bound(sample, report);
             return;
         }
         if self.period.is_none_or(|since| now >= since + BASE_PERIOD) {
@@ -257,6 +258,18 @@ impl Congestion {
             if report.is_used {
                 self.grow(f64::from(report.acknowledged));
             }
+        }
+    }
+
+    /// The queue is no longer than this sample says, whatever part of that the programs have waited. Two that
+    /// are busy with each other never find their sockets empty; without this, their window would stay as it
+    /// was at first.
+    fn on_bound(&mut self, sample: f64, report: &Report) {
+        let base = self.base();
+        let target = self.target(base) / if self.is_start { 2.0 } else { 1.0 };
+        let is_below = base.is_finite() && sample - base < target && !self.is_second;
+        if is_below && report.acknowledged > 0 && report.is_used {
+            self.grow(f64::from(report.acknowledged));
         }
     }
 
@@ -419,6 +432,28 @@ mod tests {
         let blind = || Report { blind: Duration::from_micros(500), ..Report::default() };
         (0..60).for_each(|_| bench.ack(500, blind()));
         assert!(bench.congestion.rate().unwrap() > 50.0 * slow);
+    }
+
+    /// Two programs that are busy with each other never find their sockets empty. Their window stayed as it
+    /// was when that began.
+    #[test]
+    fn a_blind_sample_below_the_target_lets_the_window_grow() {
+        let blind = || Report { blind: Duration::from_millis(9), acknowledged: 100, ..Report::default() };
+        let mut bench = Bench::new(100.0);
+        bench.ack(150, blind());
+        assert_eq!((bench.window(), bench.congestion.base()), (101.0, BASE.as_secs_f64()));
+        bench.ack(300, blind());
+        assert_eq!(bench.window(), 101.0, "there may be a queue of that length");
+        // The start ends by samples that are not blind.
+        bench.congestion.is_start = true;
+        bench.ack(90, blind());
+        assert_eq!(bench.window(), 201.0);
+        bench.ack(150, blind());
+        assert_eq!((bench.window(), bench.congestion.is_start), (201.0, true));
+        bench.congestion.is_start = false;
+        bench.congestion.is_second = true;
+        bench.ack(0, blind());
+        assert_eq!(bench.window(), 201.0, "delay says nothing in the second mode");
     }
 
     /// Each row: queue in the sample before, then a report with this queue, and what comes of 100 packets.
