@@ -42,7 +42,7 @@ use rustix::io::Errno;
 use smallvec::SmallVec;
 use uwarp_llp::route::{longest_datagram, source_for};
 use uwarp_llp::streams::Pipe;
-use uwarp_llp::udp::{self, Incoming, Outgoing};
+use uwarp_llp::udp::{self, Incoming};
 use uwarp_proto::rd::{self, Action, Bytes, Failure, PacketBuf, Payload, Placed, PostError, Rd, Ticket};
 use uwarp_rnic::ah::Endpoint;
 use uwarp_rnic::mr::random_u32;
@@ -72,7 +72,7 @@ const LONGEST_LEAVING: Duration = Duration::from_secs(1);
 const AT_NEXT_POLL: u64 = 0;
 const NOT_DUE: u64 = u64::MAX;
 /// Packets are made when fewer than this wait for the socket.
-const MOST_WAITING: usize = udp::BATCH;
+const MOST_WAITING: usize = udp::RUN;
 /// Bytes of the longest packet at first: of an IPv6 packet on an Ethernet.
 const PACKET_LEN: usize = 1452;
 /// Bytes of the longest packet that is taken: of jumbo frames, and of anything that fits the slots.
@@ -255,28 +255,15 @@ impl Exchanges {
         Ok(rd::Route { local: SocketAddr::new(from, self.number), remote: endpoint.to })
     }
 
-    /// A packet of this service has come. What follows from it goes out with [`Self::after_input`].
-    pub fn input(&self, bytes: &[u8], incoming: &Incoming) {
-        let now = Now::unread();
-        if trace::is_on() {
-            trace::unclaimed(trace::Way::In, incoming.from, bytes, None);
-        }
-        let route = rd::Route { local: SocketAddr::new(incoming.to, self.number), remote: incoming.from };
-        let mut turn = self.turn.lock();
-        let Turn { machine, arrivals, .. } = &mut *turn;
+    /// Packets of this service have come: those of one receive call, all under one lock. What follows from
+    /// them goes out with [`Self::after_input`].
+    pub fn take<'a>(&'a self, engine: &'a Engine) -> Taking<'a> {
+        let (mut turn, now) = (self.turn.lock(), Now::unread());
         let empty_at = self.empty_at.swap(0, Ordering::Relaxed);
-        if empty_at != 0
-            && let Some(port) = self.port.upgrade()
-        {
-            machine.on_socket_empty(&Now::at(port.engine().instant(empty_at)));
+        if empty_at != 0 {
+            turn.machine.on_socket_empty(&Now::at(engine.instant(empty_at)));
         }
-        machine.handle_input(&now, route, bytes, arrivals);
-        if let Some(port) = self.port.upgrade() {
-            turn.stream_events(port.engine(), bytes);
-        }
-        turn.place(&now, bytes);
-        turn.act(&now);
-        self.release(turn);
+        Taking { exchanges: self, engine, turn: Some(turn), now }
     }
 
     /// The port has found its socket empty, or has slept until something came.
@@ -288,8 +275,9 @@ impl Exchanges {
     }
 
     /// The port has received for now. `polls`: in a poll of the program. Then an acknowledgement waits for
-    /// the next poll, because until then there may be an answer with which it can go.
-    pub fn after_input(&self, polls: bool) {
+    /// the next poll, because until then there may be an answer with which it can go. Returns how many
+    /// packets it sent.
+    pub fn after_input(&self, polls: bool) -> usize {
         let now = Now::unread();
         let mut turn = self.turn.lock();
         turn.look_for_drops(&now, self.port.upgrade().as_deref());
@@ -297,35 +285,35 @@ impl Exchanges {
             self.set_alarm_at(&mut turn, &now, now.get());
             self.due.store(AT_NEXT_POLL, Ordering::Relaxed);
             self.release(turn);
-        } else {
-            self.end(turn, &now);
+            return 0;
         }
+        self.end(turn, &now)
     }
 
-    /// A thread polls: does what is due.
-    pub fn poll(&self, engine: &Engine) {
+    /// A thread polls: does what is due. Returns how many packets it sent.
+    pub fn poll(&self, engine: &Engine) -> usize {
         let (due, now) = (self.due.load(Ordering::Relaxed), engine.now());
         self.polled_at.store(now, Ordering::Relaxed);
-        if now >= due {
-            self.do_what_is_due();
-        }
+        if now >= due { self.do_what_is_due() } else { 0 }
     }
 
-    /// Does what is due, or has the thread do it whose turn it is.
+    /// Does what is due, or has the thread do it whose turn it is. Returns how many packets it sent.
     // TODO: a thread that has jumped out of a call, from the handler of a signal, has the lock for ever. Here
     // nobody waits for it, but input does, as with every datagram queue pair (docs/contracts.md).
-    fn do_what_is_due(&self) {
-        if let Some(mut turn) = self.turn.look() {
-            let now = Now::unread();
-            turn.machine.handle_timeout(&now);
-            self.end(turn, &now);
-        }
+    fn do_what_is_due(&self) -> usize {
+        let Some(mut turn) = self.turn.look() else { return 0 };
+        let now = Now::unread();
+        turn.machine.handle_timeout(&now);
+        self.end(turn, &now)
     }
 
-    /// Does and sends what follows from this turn, and gives the lock back.
-    fn end(&self, mut turn: MutexGuard<'_, Turn, 17>, now: &Now) {
+    /// Does and sends what follows from this turn, and gives the lock back. Returns how many packets it sent.
+    fn end(&self, mut turn: MutexGuard<'_, Turn, 17>, now: &Now) -> usize {
+        let before = turn.outbox.sent;
         self.finish(&mut turn, now);
+        let sent = turn.outbox.sent.saturating_sub(before);
         self.release(turn);
+        sent
     }
 
     fn release(&self, turn: MutexGuard<'_, Turn, 17>) {
@@ -402,7 +390,7 @@ impl Exchanges {
     fn transmit(&self, turn: &mut Turn, now: &Now) {
         let Some(port) = self.port.upgrade() else { return };
         loop {
-            while turn.outbox.packets.len() < MOST_WAITING && turn.make_packet(now) {}
+            while turn.outbox.wants_more() && turn.make_packet(now) {}
             if turn.outbox.is_blocked || turn.outbox.packets.is_empty() {
                 return;
             }
@@ -412,18 +400,14 @@ impl Exchanges {
 
     fn send_some(&self, turn: &mut Turn, port: &DatagramPort) {
         let outbox = &mut turn.outbox;
-        let mut at = outbox.taken;
-        let batch: SmallVec<[Outgoing<'_>; 2]> = outbox
-            .packets
-            .iter()
-            .map(|(route, len)| {
-                let bytes = outbox.bytes.get(at..at + len).unwrap_or(&[]);
-                at += len;
-                Outgoing { route, bytes }
-            })
-            .collect();
-        let sent = port.send(&batch);
-        drop(batch);
+        let bytes = outbox.run();
+        let sent = match outbox.packets.front() {
+            Some((route, len)) => {
+                let from = outbox.taken;
+                port.send_joined(route, outbox.bytes.get(from..from + bytes).unwrap_or(&[]), *len)
+            }
+            None => return,
+        };
         match sent {
             Ok(count) => outbox.took(count),
             Err(Errno::INTR) => {}
@@ -465,10 +449,44 @@ impl Exchanges {
     }
 }
 
+/// See [`Exchanges::take`].
+pub(crate) struct Taking<'a> {
+    exchanges: &'a Exchanges,
+    engine: &'a Engine,
+    /// There until the end.
+    turn: Option<MutexGuard<'a, Turn, 17>>,
+    now: Now,
+}
+
+impl Taking<'_> {
+    /// One packet.
+    pub fn input(&mut self, bytes: &[u8], incoming: &Incoming) {
+        let Some(turn) = &mut self.turn else { return };
+        let turn = &mut **turn;
+        if trace::is_on() {
+            trace::unclaimed(trace::Way::In, incoming.from, bytes, None);
+        }
+        let local = SocketAddr::new(incoming.to, self.exchanges.number);
+        let route = rd::Route { local, remote: incoming.from };
+        turn.machine.handle_input(&self.now, route, bytes, &mut turn.arrivals);
+        turn.stream_events(self.engine, bytes);
+        turn.place(&self.now, bytes);
+        turn.act(&self.now);
+    }
+}
+
+impl Drop for Taking<'_> {
+    fn drop(&mut self) {
+        if let Some(turn) = self.turn.take() {
+            self.exchanges.release(turn);
+        }
+    }
+}
+
 impl AwaitsRoom for Exchanges {
     fn has_room(&self) {
         self.room.store(true, Ordering::Release);
-        self.do_what_is_due();
+        let _ = self.do_what_is_due();
     }
 }
 
@@ -476,11 +494,35 @@ impl Source for Exchanges {
     fn ready(&self, _: Readiness) {}
 
     fn timeout(&self) {
-        self.do_what_is_due();
+        let _ = self.do_what_is_due();
     }
 }
 
 impl Outbox {
+    /// Whether there is room for another packet beside those that wait: what one call sends goes out before
+    /// the next packets are made.
+    fn wants_more(&self) -> bool {
+        let length = self.packets.front().map_or(0, |(_, length)| *length);
+        let waits = self.bytes.len() - self.taken;
+        self.packets.len() < MOST_WAITING && waits + length <= udp::MOST_JOINED
+    }
+
+    /// Bytes of the packets, counted from the first, that one call of the system sends.
+    fn run(&self) -> usize {
+        let Some((first, length)) = self.packets.front() else { return 0 };
+        let mut bytes = 0;
+        for (route, len) in self.packets.iter().take(udp::RUN) {
+            if route != first || len > length || bytes > 0 && bytes + len > udp::MOST_JOINED {
+                break;
+            }
+            bytes += len;
+            if len < length {
+                break;
+            }
+        }
+        bytes
+    }
+
     /// The socket took the first `count` packets.
     fn took(&mut self, count: usize) {
         self.sent += count;

@@ -28,10 +28,12 @@ use smallvec::SmallVec;
 use uwarp_llp::udp::{self, Duplicate, Incoming, Outgoing, Received, Route, SLOT};
 use uwarp_rnic::cq::Coverage;
 use uwarp_rnic::{VerbsError, trace};
+use uwarp_wire::rd::is_reliable;
 
 use crate::attended::Attended;
 use crate::engine::{Engine, ParkMark};
 use crate::fork;
+use crate::progress::in_background;
 use crate::proofs::{ProofObserver, Proofs};
 use crate::rd::Exchanges;
 pub use crate::rings::Carried;
@@ -47,6 +49,14 @@ pub(crate) use unclaimed::UnclaimedCounters;
 
 /// Datagrams received in one turn before other sockets are served.
 const TURN: usize = 256;
+
+/// So many datagrams in a slot show that a peer sends them joined.
+const JOINED: usize = 4;
+
+/// A thread of the program that sends or receives so many in a poll has work to do, and polls again soon. It
+/// seldom polls in vain several times in a row, its polls take long, and it does what the background thread
+/// is woken for meanwhile and leaves to it.
+const MANY: usize = 4;
 
 /// Where datagrams come by memory, one look in this number is at the socket, too. The system watches it.
 const SOCKET_EVERY: u32 = 16;
@@ -203,9 +213,9 @@ impl DatagramPort {
         &self.socket
     }
 
-    /// Hands packets to the system; returns how many it took.
-    pub(crate) fn send(&self, batch: &[Outgoing<'_>]) -> Result<usize, Errno> {
-        self.socket.send(batch)
+    /// Hands packets of one length, which lie one behind the other, to the system; returns how many it took.
+    pub(crate) fn send_joined(&self, route: &Route, bytes: &[u8], length: usize) -> Result<usize, Errno> {
+        self.socket.send_joined(route, bytes, length)
     }
 
     /// Its datagrams that go by memory.
@@ -249,25 +259,44 @@ impl DatagramPort {
     fn receive_some(&self, receiver: &mut Receiver, polls: bool) -> Result<usize, Errno> {
         let batch = receiver.batch;
         self.sent.store(0, Ordering::Relaxed);
-        let deliver = |bytes: &[u8], incoming: Incoming| self.deliver(bytes, &incoming);
+        let (exchanges, mut taking) = (self.exchanges.get(), None);
+        let deliver = |bytes: &[u8], incoming: Incoming| match exchanges {
+            Some(exchanges) if is_reliable(bytes) && !incoming.truncated => {
+                taking.get_or_insert_with(|| exchanges.take(&self.engine)).input(bytes, &incoming);
+            }
+            _ => {
+                // Its lock ranks below that of a queue pair.
+                taking = None;
+                self.deliver(bytes, &incoming);
+            }
+        };
         // Taken, so a thread that jumps out of the call loses it once, and an observer of a completion that
         // calls in again has another one.
         let kept = STAGING.try_with(Cell::take).ok().flatten();
         let mut stage = kept.unwrap_or_else(|| vec![0; SLOT * udp::BATCH].into_boxed_slice());
         let received = self.socket.receive(&mut stage, SLOT, batch, deliver);
+        drop(taking);
         let _ = STAGING.try_with(|kept| kept.set(Some(stage)));
         let was_full = receiver.full;
         receiver.full = received.is_ok_and(|received| received.slots == batch);
-        if let Some(exchanges) = self.exchanges.get() {
+        let mut sent = 0;
+        if let Some(exchanges) = exchanges {
             match received {
-                Ok(_) => exchanges.after_input(polls),
+                Ok(_) => sent = exchanges.after_input(polls),
                 Err(Errno::AGAIN) => exchanges.found_empty(&self.engine),
                 Err(_) => {}
             }
         }
+        let are_many = sent >= MANY || received.is_ok_and(|received| received.datagrams >= MANY);
+        if are_many && !in_background() {
+            self.engine.note_posts();
+        }
         receiver.batch = match received {
             // One is the answer of a ping-pong, most likely. After two in a row there may be many.
             Ok(_) if receiver.full && batch == 1 && !was_full => 1,
+            // Of those that the system has joined, one slot is work enough beside a call. Acknowledgements go
+            // out behind each call, and their senders wait for them.
+            Ok(Received { slots, datagrams }) if datagrams >= slots.saturating_mul(JOINED) => 1,
             Ok(_) if receiver.full => (batch * 4).min(udp::BATCH),
             Ok(Received { slots, .. }) => slots.max(1),
             Err(_) => 1,
@@ -297,8 +326,10 @@ impl DatagramPort {
     /// A thread polls: receives once. Only the system reports room to a queue pair that waits for room to
     /// send.
     pub(crate) fn make_progress(&self, in_earnest: bool) -> Coverage {
-        if let Some(exchanges) = self.exchanges.get() {
-            exchanges.poll(&self.engine);
+        if let Some(exchanges) = self.exchanges.get()
+            && exchanges.poll(&self.engine) >= MANY
+        {
+            self.engine.note_posts();
         }
         let mut blocked = !self.blocked.lock().is_empty();
         if let Some(mut receiver) = self.receiver.try_lock() {

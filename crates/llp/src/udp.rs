@@ -22,10 +22,14 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 
 use rustix::io::Errno;
 use rustix::net::{AddressFamily, SocketFlags, SocketType, ipproto};
+use smallvec::SmallVec;
 use uwarp_process::Descriptor;
 
 /// Most datagrams that one call sends or receives.
 pub const BATCH: usize = 32;
+/// Most datagrams of [`Socket::send_joined`]: of full length on an Ethernet, as many as one send may have
+/// bytes.
+pub const RUN: usize = 44;
 /// Room for waiting datagrams, see [`Socket::make_room`]: for some thousand of one kilobyte, as the system
 /// counts.
 const ROOM: usize = 4 << 20;
@@ -34,9 +38,9 @@ const ROOM: usize = 4 << 20;
 /// of the processor's cache.
 pub const SLOT: usize = 65_536 + 192;
 /// Largest number of bytes of joined datagrams; the system's limit is that of one datagram.
-const MOST_JOINED: usize = 65_000;
+pub const MOST_JOINED: usize = 65_000;
 /// The system splits a send into at most 64 datagrams (UDP_MAX_SEGMENTS).
-const _: () = assert!(BATCH <= 64);
+const _: () = assert!(BATCH <= 64 && RUN <= 64);
 
 /// Where a datagram goes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
@@ -114,6 +118,12 @@ fn run(batch: &[Outgoing<'_>], cut_up_to: usize) -> usize {
         }
     }
     count
+}
+
+/// Whether the system refuses to send datagrams as one: they are longer than the path's MTU, the device has
+/// no checksum offload, or it is an older system.
+fn refuses_to_cut(error: Errno) -> bool {
+    matches!(error, Errno::INVAL | Errno::MSGSIZE | Errno::IO | Errno::OPNOTSUPP)
 }
 
 /// How many datagrams, counted from the first, have the same marks.
@@ -290,10 +300,53 @@ impl Socket {
         }
     }
 
+    /// Sends datagrams in one call that lie one behind the other in `bytes`, all of this length, but the last
+    /// may be shorter. At most [`RUN`], and of 65,000 bytes. Returns how many the kernel took.
+    pub fn send_joined(&self, route: &Route, bytes: &[u8], length: usize) -> Result<usize, Errno> {
+        if bytes.len() <= length {
+            return self.send_some::<1>(&[Outgoing { route, bytes }], &[]);
+        }
+        let count = bytes.len().div_ceil(length.max(1));
+        if length > self.cut_up_to.load(Ordering::Relaxed) {
+            return self.send_apart(route, bytes, length);
+        }
+        let mut name = MaybeUninit::<libc::sockaddr_in6>::uninit();
+        let mut control = Control([0; CONTROL]);
+        let mut piece = libc::iovec { iov_base: bytes.as_ptr().cast_mut().cast(), iov_len: bytes.len() };
+        // SAFETY: plain data, of which all zeros are valid.
+        let mut header: libc::msghdr = unsafe { std::mem::zeroed() };
+        (header.msg_iov, header.msg_iovlen) = (&raw mut piece, 1);
+        header.msg_name = name.as_mut_ptr().cast();
+        header.msg_namelen = self.put_address(&mut name, &route.to);
+        let mut used = route.from.map_or(0, |from| self.put_source(&mut control, from));
+        let segment = u16::try_from(length).unwrap_or(u16::MAX);
+        used += put_control(&mut control, used, libc::SOL_UDP, libc::UDP_SEGMENT, segment);
+        (header.msg_control, header.msg_controllen) = (control.0.as_mut_ptr().cast(), used as _);
+        let fd = libc::c_long::from(self.fd.as_raw_fd());
+        let flags = libc::c_long::from(libc::MSG_DONTWAIT | libc::MSG_NOSIGNAL);
+        // SAFETY: the header names an address, control data and bytes that live until the call returns; the
+        // kernel only reads the bytes.
+        let sent = quietly(|| unsafe { libc::syscall(libc::SYS_sendmsg, fd, &raw const header, flags) });
+        match sent {
+            Ok(_) => Ok(count),
+            Err(error) if refuses_to_cut(error) => {
+                self.cut_up_to.fetch_min(length - 1, Ordering::Relaxed);
+                self.send_apart(route, bytes, length)
+            }
+            Err(error) => Err(error),
+        }
+    }
+
+    /// The same where the system does not cut.
+    fn send_apart(&self, route: &Route, bytes: &[u8], length: usize) -> Result<usize, Errno> {
+        let batch: SmallVec<[Outgoing<'_>; 1]> =
+            bytes.chunks(length.max(1)).take(BATCH).map(|bytes| Outgoing { route, bytes }).collect();
+        self.send(&batch)
+    }
+
     fn send_some<const N: usize>(&self, batch: &[Outgoing<'_>], marks: &[Marks]) -> Result<usize, Errno> {
         match self.send_runs::<N>(batch, marks, self.cut_up_to.load(Ordering::Relaxed)) {
-            // Longer than the path's MTU, a device without checksum offload, or an older system.
-            Err((Errno::INVAL | Errno::MSGSIZE | Errno::IO | Errno::OPNOTSUPP, Some(length))) => {
+            Err((error, Some(length))) if refuses_to_cut(error) => {
                 self.cut_up_to.fetch_min(length.saturating_sub(1), Ordering::Relaxed);
                 self.send_runs::<N>(batch, marks, 0).map_err(|(e, _)| e)
             }
@@ -746,6 +799,30 @@ mod tests {
             }
             assert!(got.iter().map(|(bytes, _)| bytes).eq(&texts));
             assert!(got.iter().all(|(_, incoming)| incoming.to == ip && !incoming.truncated));
+        }
+    }
+
+    /// Also where the system does not cut: then at most a batch goes at once.
+    #[test]
+    fn datagrams_that_lie_one_behind_the_other_arrive_as_they_are() {
+        for (length, cut_up_to) in [(1000, usize::MAX), (1000, 999), (60_000, usize::MAX)] {
+            let (a, b) = (Socket::bind(0).unwrap(), Socket::bind(0).unwrap());
+            b.make_room();
+            a.cut_up_to.store(cut_up_to, Ordering::Relaxed);
+            let route = Route { to: SocketAddr::from((Ipv4Addr::LOCALHOST, b.port().unwrap())), from: None };
+            let total = if length > 30_000 { length } else { (RUN - 1) * length + 7 };
+            let bytes: Vec<u8> = (0..total).map(|at| (at / length) as u8).collect();
+            let mut sent = 0;
+            while sent < total.div_ceil(length) {
+                let count = a.send_joined(&route, &bytes[sent * length..], length).unwrap();
+                assert!(cut_up_to > length || count <= BATCH);
+                sent += count;
+            }
+            let mut got = Vec::new();
+            while got.len() < sent {
+                got.extend(receive(&b, SLOT, 4));
+            }
+            assert!(got.iter().map(|(bytes, _)| &bytes[..]).eq(bytes.chunks(length)));
         }
     }
 

@@ -207,7 +207,7 @@ impl Feeder for RdQp {
     }
 
     fn rest(&self) {
-        self.exchanges.poll(self.port.engine());
+        let _ = self.exchanges.poll(self.port.engine());
     }
 }
 

@@ -71,7 +71,7 @@ impl DatagramPort {
             return drop_unclaimed(&unclaimed.malformed, &"malformed (truncated)", bytes, incoming);
         }
         if let Some(exchanges) = self.exchanges.get().filter(|_| uwarp_wire::rd::is_reliable(bytes)) {
-            return exchanges.input(bytes, incoming);
+            return exchanges.take(&self.engine).input(bytes, incoming);
         }
         let message = match datagram::parse(bytes) {
             Ok(message) => message,
