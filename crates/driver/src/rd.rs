@@ -339,9 +339,7 @@ impl Exchanges {
             turn.outbox.is_blocked = false;
         }
         turn.act(now);
-        if let Some(port) = self.port.upgrade() {
-            self.run_streams(turn, now, port.engine());
-        }
+        self.run_streams(turn, now);
         turn.run_own(now);
         turn.run_own_unrepeated(now);
         turn.act(now);
@@ -469,7 +467,9 @@ impl Taking<'_> {
         let local = SocketAddr::new(incoming.to, self.exchanges.number);
         let route = rd::Route { local, remote: incoming.from };
         turn.machine.handle_input(&self.now, route, bytes, &mut turn.arrivals);
-        turn.stream_events(self.engine, bytes);
+        if turn.machine.has_stream_events() {
+            turn.stream_events(self.engine, bytes);
+        }
         turn.place(&self.now, bytes);
         turn.act(&self.now);
     }

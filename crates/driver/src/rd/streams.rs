@@ -23,7 +23,7 @@ use uwarp_rnic::qp::Now;
 use super::{Exchanges, Owner, Turn};
 use crate::engine::Engine;
 use crate::source::{Readiness, Source, Token};
-use crate::sync::{Mutex, OnceLock};
+use crate::sync::{AtomicBool, Mutex, OnceLock, Ordering};
 use crate::ud::DatagramPort;
 
 /// A process that has said nothing for so long after the first Hello has no streams, or is not there.
@@ -67,12 +67,14 @@ pub(super) struct Backlog {
 /// Pipes that want something, and the engine's name for the port.
 pub(super) struct Wanting {
     pipes: Mutex<Vec<Arc<Pipe>>, 28>,
+    /// There are some: most turns have none, and look at this alone.
+    has_some: AtomicBool,
     named: OnceLock<(Token, Arc<Engine>)>,
 }
 
 impl Default for Wanting {
     fn default() -> Self {
-        Self { pipes: Mutex::default(), named: OnceLock::new() }
+        Self { pipes: Mutex::default(), has_some: AtomicBool::new(false), named: OnceLock::new() }
     }
 }
 
@@ -158,7 +160,7 @@ impl StreamPort {
 impl Carries for StreamPort {
     fn attend(&self, pipe: &Arc<Pipe>, later: bool) {
         if pipe.list() {
-            self.exchanges.wanting.pipes.lock().push(Arc::clone(pipe));
+            self.exchanges.wanting.push(pipe);
         }
         if later {
             self.exchanges.wanting.raise();
@@ -281,6 +283,22 @@ impl Wanting {
         }
     }
 
+    /// Before the turn that is to see it: who has that lock sees the caller's mark behind it.
+    fn push(&self, pipe: &Arc<Pipe>) {
+        let mut pipes = self.pipes.lock();
+        pipes.push(Arc::clone(pipe));
+        self.has_some.store(true, Ordering::Release);
+    }
+
+    fn take(&self) -> Vec<Arc<Pipe>> {
+        if !self.has_some.load(Ordering::Acquire) {
+            return Vec::new();
+        }
+        let mut pipes = self.pipes.lock();
+        self.has_some.store(false, Ordering::Relaxed);
+        std::mem::take(&mut *pipes)
+    }
+
     /// Whoever looks next does what is due.
     fn raise(&self) {
         if let Some((token, engine)) = self.named.get() {
@@ -299,13 +317,16 @@ impl Drop for Wanting {
 
 impl Exchanges {
     /// Tells the machine what pipes want.
-    pub(super) fn run_streams(&self, turn: &mut Turn, now: &Now, engine: &Engine) {
-        let wanting = std::mem::take(&mut *self.wanting.pipes.lock());
-        for pipe in wanting {
+    pub(super) fn run_streams(&self, turn: &mut Turn, now: &Now) {
+        for pipe in self.wanting.take() {
             turn.tell_machine(now, &pipe);
         }
         turn.end_contacts(now);
-        turn.stream_events(engine, &[]);
+        if turn.machine.has_stream_events()
+            && let Some(port) = self.port.upgrade()
+        {
+            turn.stream_events(port.engine(), &[]);
+        }
     }
 }
 

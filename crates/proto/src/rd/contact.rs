@@ -760,14 +760,15 @@ impl Rd {
         } else if matches!(peer.attempt, Some(Attempt::Asking { .. })) {
             peer.attempt = None;
         }
-        self.gather_stream_news(id);
-        let Some(peer) = self.peers.get_mut(id) else { return };
-        if peer.is_empty() {
-            self.forget(id);
-            return;
-        }
-        if !std::mem::replace(&mut peer.is_queued, true) {
+        let (has_news, is_empty) = (peer.has_stream_news(), peer.is_empty());
+        if !is_empty && !std::mem::replace(&mut peer.is_queued, true) {
             self.sending.push_back(id);
+        }
+        if has_news {
+            self.gather_stream_news(id);
+        }
+        if is_empty {
+            self.forget(id);
         }
     }
 

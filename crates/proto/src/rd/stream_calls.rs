@@ -157,6 +157,11 @@ impl Peer {
         }
     }
 
+    pub(super) fn has_stream_news(&self) -> bool {
+        let in_exchange = self.exchange.as_ref().is_some_and(|exchange| !exchange.streams.news.is_empty());
+        in_exchange || !self.stream_news.is_empty()
+    }
+
     /// What has happened to streams, in its order.
     pub(super) fn take_stream_news(&mut self, news: &mut Vec<StreamEvent>) {
         if let Some(exchange) = &mut self.exchange {
@@ -229,6 +234,11 @@ impl Rd {
             self.streams.remove(&event.stream);
         }
         Some(event)
+    }
+
+    /// Whether [`Self::poll_stream_event`] has something to say.
+    pub fn has_stream_events(&self) -> bool {
+        !self.stream_news.is_empty()
     }
 
     /// How the peer of a stream answers.
