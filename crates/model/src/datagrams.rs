@@ -154,6 +154,11 @@ pub mod udp {
             self.send_marked(batch, &[])
         }
 
+        pub fn send_joined(&self, route: &Route, bytes: &[u8], length: usize) -> Result<usize, Errno> {
+            let batch: Vec<_> = bytes.chunks(length).map(|bytes| Outgoing { route, bytes }).collect();
+            self.send(&batch)
+        }
+
         /// Nobody looks at the marks.
         pub fn send_marked(&self, batch: &[Outgoing<'_>], _: &[Marks]) -> Result<usize, Errno> {
             for (n, outgoing) in batch.iter().enumerate() {
@@ -392,16 +397,31 @@ pub mod rd {
     use crate::udp::Incoming;
 
     pub(crate) struct Exchanges;
+    pub(crate) struct Taking;
 
     impl Exchanges {
         pub fn new(_: &Arc<DatagramPort>, _: u16) -> Result<Arc<Self>, VerbsError> {
             Ok(Arc::new(Self))
         }
 
-        pub fn input(&self, _: &[u8], _: &Incoming) {}
-        pub fn after_input(&self, _: bool) {}
+        pub fn take(&self, _: &Engine) -> Taking {
+            Taking
+        }
+
+        pub fn after_input(&self, _: bool) -> usize {
+            0
+        }
+
         pub fn found_empty(&self, _: &Engine) {}
-        pub fn poll(&self, _: &Engine) {}
+
+        pub fn poll(&self, _: &Engine) -> usize {
+            0
+        }
+
         pub fn exit(&self) {}
+    }
+
+    impl Taking {
+        pub fn input(&mut self, _: &[u8], _: &Incoming) {}
     }
 }
