@@ -330,7 +330,7 @@ impl Socket {
         match sent {
             Ok(_) => Ok(count),
             Err(error) if refuses_to_cut(error) => {
-                self.cut_up_to.fetch_min(length - 1, Ordering::Relaxed);
+                self.cut_up_to.fetch_min(length.saturating_sub(1), Ordering::Relaxed);
                 self.send_apart(route, bytes, length)
             }
             Err(error) => Err(error),
