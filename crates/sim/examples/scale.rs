@@ -17,7 +17,7 @@ use uwarp_proto::rd::{Action, Config, Outgoing, PacketBuf, Placed, QpnPair, Rd, 
 use uwarp_wire::ddp::QN_SEND;
 use uwarp_wire::rd::segment::First;
 
-/// One way, on every path. Longer than it takes to ask all of them is not needed: nothing is lost.
+/// One way, on every path.
 const DELAY: Duration = Duration::from_micros(20);
 /// Between two posts.
 const PAUSE: Duration = Duration::from_micros(2);
@@ -25,7 +25,7 @@ const PAUSE: Duration = Duration::from_micros(2);
 const BYTES: u32 = 64;
 /// After this time without a packet, an exchange is forgotten (docs/rd.md section 4).
 const FORGOTTEN: Duration = Duration::from_secs(62);
-/// What a process may ask for on most systems.
+/// The receive buffer of each process, as the system counts it.
 const SOCKET: u64 = 4 << 20;
 
 /// A process, and what it has done.

@@ -193,8 +193,8 @@ pub struct BenchArgs {
     /// over TCP, memory and reliable datagrams, and by one queue pair of datagrams, unreliable and reliable
     #[arg(long, value_name = "LEAST..MOST", value_parser = peers)]
     pub peers: Option<[u32; 2]>,
-    /// Write a plot to FILE, as SVG: of sockets and mpi over the size of messages, of memory over the number
-    /// of peers
+    /// Write a plot to FILE, as SVG: of sockets and mpi over the size of messages, of memory with --peers
+    /// over their number
     #[arg(long, value_name = "FILE")]
     pub plot: Option<PathBuf>,
     /// Only for mpi: the launcher of the MPI [default: mpirun]. Its mpicc compiles what is measured. As root,

@@ -187,6 +187,8 @@ mod tests {
                 map.remove(&key);
             });
             assert!(map.is_empty() && map.0.capacity() <= KEPT, "{count}");
+            map.shrink();
+            assert_eq!(map.0.capacity(), 0, "{count}");
         }
     }
 }
