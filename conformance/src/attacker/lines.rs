@@ -51,13 +51,15 @@ impl LineProcess {
         }
     }
 
-    fn next(&mut self, limit: Duration) -> Outcome<String> {
+    fn next(&mut self, start: &str, limit: Duration) -> Outcome<String> {
         match self.lines.recv_timeout(limit) {
             Ok(line) if line.starts_with("FAIL") || line.starts_with("stray") => {
                 fail!("{} says: {line}", self.name)
             }
             Ok(line) => Ok(line),
-            Err(RecvTimeoutError::Timeout) => fail!("{} printed nothing within {limit:?}", self.name),
+            Err(RecvTimeoutError::Timeout) => {
+                fail!("{} did not print \"{start}\" within its time", self.name)
+            }
             Err(RecvTimeoutError::Disconnected) => fail!("{}", self.exit_report()),
         }
     }
@@ -97,7 +99,7 @@ impl LineProcess {
         }
         let deadline = Instant::now() + limit;
         loop {
-            let line = self.next(deadline.saturating_duration_since(Instant::now()))?;
+            let line = self.next(start, deadline.saturating_duration_since(Instant::now()))?;
             if line.starts_with(start) {
                 return Ok(line);
             }

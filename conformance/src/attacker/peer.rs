@@ -101,9 +101,15 @@ impl Peer {
 
     /// Sends all bytes. It is no error if the victim has hung up: the attacker continues.
     pub fn send(&mut self, bytes: &[u8]) -> Outcome {
+        self.send_while_wanted(bytes).map(drop)
+    }
+
+    /// As [`Self::send`]; `false`: the victim has hung up.
+    pub fn send_while_wanted(&mut self, bytes: &[u8]) -> Outcome<bool> {
         match self.tcp.write_all(bytes) {
-            Err(e) if !gone(e.kind()) => fail!("sending {} bytes: {e}", bytes.len()),
-            _ => Ok(()),
+            Err(e) if gone(e.kind()) => Ok(false),
+            Err(e) => fail!("sending {} bytes: {e}", bytes.len()),
+            Ok(()) => Ok(true),
         }
     }
 

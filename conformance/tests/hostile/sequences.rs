@@ -1,6 +1,8 @@
 //! What is wrong only because of what came before it.
 
-use std::time::Duration;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::{Duration, Instant};
 
 use uwarp_conformance::attacker::encode::{ReadRequest, Tagged, Untagged, fpdu, fpdus, terminate};
 use uwarp_conformance::attacker::peer::{End, PATIENCE, Peer};
@@ -217,15 +219,23 @@ pub fn deregistered_under_fire(victim: &mut Victim) -> Outcome {
                 let segment = Tagged::write(both.stag, both.at + (n * size) as u64, size);
                 if n + 1 < count { segment.more().ulpdu() } else { segment.ulpdu() }
             }));
-            let fire = std::thread::spawn(move || -> Outcome<Peer> {
-                for _ in 0..200 {
-                    peer.send(&message)?;
+            // Until the report has come: what ends by itself may all have been placed before the victim has got a
+            // processor for the command, and a stream without a mistake does not end.
+            let over = Arc::new(AtomicBool::new(false));
+            let fire = std::thread::spawn({
+                let over = Arc::clone(&over);
+                move || -> Outcome<Peer> {
+                    let deadline = Instant::now() + 3 * PATIENCE;
+                    while !over.load(Ordering::Relaxed) && peer.send_while_wanted(&message)? {
+                        require!(Instant::now() < deadline, "nobody ends it");
+                    }
+                    Ok(peer)
                 }
-                Ok(peer)
             });
             std::thread::sleep(Duration::from_micros(500 * (round as u64 % 7)));
             victim.tell("retire both")?;
             let report = victim.report()?;
+            over.store(true, Ordering::Relaxed);
             require!(
                 report.events == "3" && report.recvs == FLUSHED && report.changed.is_empty(),
                 "round {round}: {report:?}"
