@@ -311,6 +311,68 @@ static void shared_with_a_child(void)
 	}
 }
 
+static int client_of_who_blocks(void)
+{
+	static char block[BODY];
+	int c = client();
+	char to[16];
+
+	MUST(send(c, "r", 1, 0) == 1 && recv(c, to, 1, 0) == 1);
+	for (int i = 0; i < 3; i++) {
+		usleep(150000);
+		MUST(send(c, block, sizeof block, 0) == sizeof block);
+	}
+	MUST(shutdown(c, SHUT_WR) == 0);
+	return recv(c, to, 8, MSG_WAITALL) == 7 && !memcmp(to, "900000\n", 7) ? 0 : 1;
+}
+
+/* A server that waits in its calls alone, and in no poll: a child that it forks reads what comes late, and answers. */
+static void forked_by_one_that_blocks(void)
+{
+	static char block[BODY];
+
+	for (int way = 0; way < 4; way++) {
+		pid_t server, program, child;
+		int status;
+
+		MUST((program = fork()) >= 0);
+		if (program == 0) {
+			int l = listener(), a, got = 0;
+			ssize_t n;
+			ino_t before;
+
+			MUST((server = fork()) >= 0);
+			if (server) {
+				int result = client_of_who_blocks();
+
+				MUST(waitpid(server, &status, 0) == server);
+				_exit(result ? result : status ? 9 : 0);
+			}
+			MUST((a = accept4(l, NULL, NULL, SOCK_CLOEXEC)) >= 0);
+			before = inode(a);
+			MUST(recv(a, block, 1, 0) == 1);
+			for (uint64_t end = now_ms() + LIMIT_MS; inode(a) == before; usleep(500))
+				MUST(now_ms() < end);
+			MUST(send(a, "s", 1, 0) == 1);
+			/* Markers are on their way, or it is a stream. */
+			if (way & 1)
+				usleep(100000);
+			MUST((child = fork()) >= 0);
+			if (child == 0) {
+				while ((n = recv(a, block, sizeof block, 0)) > 0)
+					got += (int)n;
+				_exit(dprintf(a, "%d\n", got) == 7 ? 0 : 1);
+			}
+			if (way & 2)
+				MUST(close(a) == 0);
+			MUST(waitpid(child, &status, 0) == child && status == 0);
+			exit(0);
+		}
+		MUST(waitpid(program, &status, 0) == program);
+		check(status == 0, "a child of a server that only blocks reads all, and answers", "way %d: %#x", way, status);
+	}
+}
+
 #define ASKED 150
 
 /* A parent closes its descriptor at the very moment in which a forked child first uses it: the connection is the child's,
@@ -673,6 +735,7 @@ static const struct group groups[] = {
 	{ "shared_by_two", shared_by_two },
 	{ "handed_on", handed_on },
 	{ "shared_with_a_child", shared_with_a_child },
+	{ "forked_by_one_that_blocks", forked_by_one_that_blocks },
 	{ "closed_while_a_child_asks", closed_while_a_child_asks },
 	{ "brief", brief },
 	{ "without_exit", without_exit },

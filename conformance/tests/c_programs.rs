@@ -137,7 +137,7 @@ const SAME_CALLS_AS: [(&str, Option<&str>, &[&str]); 6] = [
 
 /// Program and groups of connections upgraded in place: with a rule for both ends, and with one for one end,
 /// the other of which is TCP or played by hand.
-const UPGRADE: [(&str, &str, &str, &str, &[&str]); 35] = [
+const UPGRADE: [(&str, &str, &str, &str, &[&str]); 36] = [
     ("upgrade", "integrity", "-", "upgrade", &["UPGRADED"]),
     ("upgrade", "integrity", "::1", "upgrade", &["UPGRADED"]),
     ("upgrade", "integrity", "-", "upgrade:connect", &[]),
@@ -158,6 +158,7 @@ const UPGRADE: [(&str, &str, &str, &str, &[&str]); 35] = [
     ("upgrade_processes", "shared_by_two", "-", "upgrade", &[]),
     ("upgrade_processes", "handed_on", "-", "upgrade", &[]),
     ("upgrade_processes", "shared_with_a_child", "-", "upgrade", &[]),
+    ("upgrade_processes", "forked_by_one_that_blocks", "-", "upgrade", &[]),
     ("upgrade_processes", "closed_while_a_child_asks", "-", "upgrade", &[]),
     ("upgrade_processes", "brief", "-", "upgrade", &[]),
     ("upgrade_processes", "brief", "-", "upgrade:listen", &[]),

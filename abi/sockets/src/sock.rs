@@ -15,7 +15,7 @@ use crate::agree::spans::Spans;
 use crate::agree::{said, service, table};
 use crate::relay::{self, Word};
 use crate::rsockets::{self, Rsockets};
-use crate::stand_in::{Because, StandIn};
+use crate::stand_in::{Because, Far, StandIn};
 use crate::{ending, fds, process, sys, watch};
 
 mod end;
@@ -685,7 +685,7 @@ impl Sock {
                 if let Some(word) = &self.word {
                     word.answer(true);
                 }
-                relay::begin(self, far);
+                self.carry_by(far);
             }
             Some(far) => self.end_carried(far.foreign),
             None => self.end(),
@@ -720,9 +720,18 @@ impl Sock {
             word.answer(far.is_some());
         }
         far.is_some_and(|far| {
-            relay::begin(self, far);
+            self.carry_by(far);
             true
         })
+    }
+
+    /// The relay has it from now on. It waits for the stream's changes, of which nobody is told as long as the
+    /// program itself only blocks in its calls.
+    fn carry_by(self: &Arc<Self>, far: Far) {
+        if !self.watched.swap(true, Ordering::SeqCst) {
+            watch::want(self.key.load(Ordering::SeqCst));
+        }
+        relay::begin(self, far);
     }
 
     fn has_unread(&self) -> bool {
