@@ -177,6 +177,7 @@ enum Leaving {
 pub(crate) struct Exchanges {
     me: Weak<Self>,
     port: Weak<DatagramPort>,
+    engine: Arc<Engine>,
     number: u16,
     turn: Attended<Turn, 17>,
     /// The socket has room again.
@@ -212,6 +213,7 @@ impl Exchanges {
             Self {
                 me: me.clone(),
                 port: Arc::downgrade(port),
+                engine: Arc::clone(port.engine()),
                 number,
                 turn: Attended::new(Turn {
                     machine,
@@ -278,8 +280,11 @@ impl Exchanges {
     /// the next poll, because until then there may be an answer with which it can go. Returns how many
     /// packets it sent.
     pub fn after_input(&self, polls: bool) -> usize {
+        self.after_input_in(self.turn.lock(), polls)
+    }
+
+    fn after_input_in(&self, mut turn: MutexGuard<'_, Turn, 17>, polls: bool) -> usize {
         let now = Now::unread();
-        let mut turn = self.turn.lock();
         turn.look_for_drops(&now, self.port.upgrade().as_deref());
         if polls {
             self.set_alarm_at(&mut turn, &now, now.get());
@@ -326,7 +331,8 @@ impl Exchanges {
                 self.finish(turn, &now);
             },
         );
-        if self.is_over.swap(false, Ordering::AcqRel) {
+        // Looked at first, as most turns have none of it: a swap is a locked instruction.
+        if self.is_over.load(Ordering::Relaxed) && self.is_over.swap(false, Ordering::AcqRel) {
             // Behind the lock of a turn: it may be the last one.
             let port = self.over.lock().take();
             drop(port);
@@ -335,7 +341,7 @@ impl Exchanges {
 
     fn finish(&self, turn: &mut Turn, now: &Now) {
         turn.drop_withdrawn(now);
-        if self.room.swap(false, Ordering::AcqRel) {
+        if self.room.load(Ordering::Relaxed) && self.room.swap(false, Ordering::AcqRel) {
             turn.outbox.is_blocked = false;
         }
         turn.act(now);
@@ -369,8 +375,7 @@ impl Exchanges {
     /// The alarm is moved to an earlier time only: most calls then need nothing of the engine. Where a thread
     /// polls, that does what is due, and the alarm is for the case that it stops.
     fn set_alarm_at(&self, turn: &mut Turn, now: &Now, due: Instant) {
-        let Some(port) = self.port.upgrade() else { return };
-        let engine = port.engine();
+        let engine = &*self.engine;
         self.due.store(engine.nanos(due).max(1), Ordering::Relaxed);
         let alive = engine.pace.spans().alive();
         let polls = engine.last_poll.age(engine.nanos(now.get())).is_some_and(|age| age < alive);
@@ -386,13 +391,17 @@ impl Exchanges {
 
     /// Sends what the machine has to send, as long as the socket takes it.
     fn transmit(&self, turn: &mut Turn, now: &Now) {
-        let Some(port) = self.port.upgrade() else { return };
+        let mut port = None;
         loop {
             while turn.outbox.wants_more() && turn.make_packet(now) {}
             if turn.outbox.is_blocked || turn.outbox.packets.is_empty() {
                 return;
             }
-            self.send_some(turn, &port);
+            if port.is_none() {
+                port = self.port.upgrade();
+            }
+            let Some(port) = &port else { return };
+            self.send_some(turn, port);
         }
     }
 
@@ -457,6 +466,11 @@ pub(crate) struct Taking<'a> {
 }
 
 impl Taking<'_> {
+    /// [`Exchanges::after_input`], in the same turn.
+    pub fn finish(mut self, polls: bool) -> usize {
+        self.turn.take().map_or(0, |turn| self.exchanges.after_input_in(turn, polls))
+    }
+
     /// One packet.
     pub fn input(&mut self, bytes: &[u8], incoming: &Incoming) {
         let Some(turn) = &mut self.turn else { return };

@@ -275,14 +275,18 @@ impl DatagramPort {
         let kept = STAGING.try_with(Cell::take).ok().flatten();
         let mut stage = kept.unwrap_or_else(|| vec![0; SLOT * udp::BATCH].into_boxed_slice());
         let received = self.socket.receive(&mut stage, SLOT, batch, deliver);
-        drop(taking);
         let _ = STAGING.try_with(|kept| kept.set(Some(stage)));
         let was_full = receiver.full;
         receiver.full = received.is_ok_and(|received| received.slots == batch);
         let mut sent = 0;
         if let Some(exchanges) = exchanges {
             match received {
-                Ok(_) => sent = exchanges.after_input(polls),
+                Ok(_) => {
+                    sent = match taking {
+                        Some(taking) => taking.finish(polls),
+                        None => exchanges.after_input(polls),
+                    }
+                }
                 Err(Errno::AGAIN) => exchanges.found_empty(&self.engine),
                 Err(_) => {}
             }
