@@ -725,8 +725,8 @@ impl Sock {
         })
     }
 
-    /// The relay has it from now on. It waits for the stream's changes, of which nobody is told as long as the
-    /// program itself only blocks in its calls.
+    /// The relay has it from now on. It waits for the stream's changes, of which nobody is told as long as
+    /// the program itself only blocks in its calls.
     fn carry_by(self: &Arc<Self>, far: Far) {
         if !self.watched.swap(true, Ordering::SeqCst) {
             watch::want(self.key.load(Ordering::SeqCst));

@@ -219,8 +219,8 @@ pub fn deregistered_under_fire(victim: &mut Victim) -> Outcome {
                 let segment = Tagged::write(both.stag, both.at + (n * size) as u64, size);
                 if n + 1 < count { segment.more().ulpdu() } else { segment.ulpdu() }
             }));
-            // Until the report has come: what ends by itself may all have been placed before the victim has got a
-            // processor for the command, and a stream without a mistake does not end.
+            // Until the report has come: what ends by itself may all have been placed before the victim has
+            // got a processor for the command, and a stream without a mistake does not end.
             let over = Arc::new(AtomicBool::new(false));
             let fire = std::thread::spawn({
                 let over = Arc::clone(&over);
