@@ -4,7 +4,7 @@
 //! A program binds and listens before it is known who comes, so what it has bound is TCP's port. Where a rule
 //! may choose reliable datagrams for that port, the port of the same number in UDP listens, too.
 
-use std::net::SocketAddr;
+use std::net::{IpAddr, SocketAddr};
 use std::sync::{Arc, Weak};
 
 use rustix::io::Errno;
@@ -83,9 +83,10 @@ impl Bound for Either {
     }
 
     fn connect(self: Box<Self>, to: SocketAddr) -> Result<Box<dyn SetUp>, (Refusal, Box<dyn Bound>)> {
-        let to = SocketAddr::new(to.ip().to_canonical(), to.port());
+        let to = plain(to);
         // A queue pair that is joined with itself has one socket, which is connected with itself.
-        let is_itself = to == SocketAddr::new(self.local().ip().to_canonical(), self.local().port());
+        let own = self.local();
+        let is_itself = (to.ip(), to.port()) == (own.ip().to_canonical(), own.port());
         if is_itself || Config::get().links.choose(to.ip(), to.port()) != LinkChoice::Rd {
             return self.tcp.connect(to).map_err(|(why, tcp)| (why, with_rules(tcp)));
         }
@@ -101,6 +102,14 @@ impl Bound for Either {
 
     fn watch(&self) -> Watch<'_> {
         self.tcp.watch()
+    }
+}
+
+/// A mapped address as one of IPv4. A link-local one keeps its interface (RFC 4007 section 6).
+fn plain(address: SocketAddr) -> SocketAddr {
+    match address.ip().to_canonical() {
+        ip @ IpAddr::V4(_) => SocketAddr::new(ip, address.port()),
+        IpAddr::V6(_) => address,
     }
 }
 
