@@ -3,6 +3,7 @@
 //!
 //! | module | what it holds |
 //! |---|---|
+//! | [`datagrams`] | an exchange of reliable datagrams, and streams in it |
 //! | [`encode`] | frames, segments and messages as bytes, and a reader for what comes back |
 //! | [`numbers`] | what queue pairs say to each other that are brought up by number |
 //! | [`peer`] | one TCP connection of the attacker |
@@ -11,6 +12,7 @@
 //! | [`named`] | `c/named.c`: one queue pair that is brought up by number |
 //! | [`victim`] | `c/victim.c` in a process of its own, and an honest client of it |
 
+pub mod datagrams;
 pub mod encode;
 pub mod lines;
 pub mod named;

@@ -13,7 +13,7 @@ const MIB: usize = 1 << 20;
 
 /// Memory the victim may come to own beyond what it had, for `connections` at once (docs/contracts.md): 4 MiB
 /// for each, at most 64 MiB.
-fn bounded(victim: &Victim, before: usize, connections: usize) -> Outcome {
+pub fn bounded(victim: &Victim, before: usize, connections: usize) -> Outcome {
     let now = victim.memory()?;
     let limit = (4 * MIB * connections).min(64 * MIB) + 4 * MIB;
     require!(now < before + limit, "{} KiB more than before", now.saturating_sub(before) / 1024);

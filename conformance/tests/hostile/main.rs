@@ -16,6 +16,7 @@ mod endings;
 mod fields;
 mod floods;
 mod lookups;
+mod over_rd;
 mod rows;
 mod sequences;
 mod setup;
@@ -124,6 +125,14 @@ fn attacks() -> Vec<Attack> {
     all.extend(attacks![&[], &[("UWARP_CRC", "off")];
         fields::without_crc,
         fields::large_segments_without_crc,
+    ]);
+    all.extend(attacks![&[], over_rd::OVER_RD;
+        over_rd::streams_that_say_nothing,
+        over_rd::streams_abandoned_half_way,
+        over_rd::ends_that_are_not_acknowledged,
+        over_rd::resets_and_services_that_nobody_has,
+        over_rd::numbers_that_are_used_again,
+        over_rd::credits_that_lie_and_data_beyond_the_limit,
     ]);
     all
 }

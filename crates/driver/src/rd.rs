@@ -17,6 +17,8 @@
 
 #[path = "rd/answers.rs"]
 mod answers;
+#[path = "rd/backlog.rs"]
+mod backlog;
 #[path = "rd/itself.rs"]
 mod itself;
 #[path = "rd/penalty.rs"]

@@ -218,7 +218,10 @@ impl Pipe {
 
     /// Bytes have come.
     pub fn put(&self, position: u64, bytes: &[u8]) {
-        self.state.lock().input.put(position, bytes);
+        let mut state = self.state.lock();
+        if !state.wants.leaves {
+            state.input.put(position, bytes);
+        }
     }
 
     /// All bytes below this position have come. Returns whom to tell.
@@ -472,8 +475,12 @@ impl Drop for StreamLink {
     fn drop(&mut self) {
         // A forked child has a copy of its parent's.
         if !self.birth.is_parents() {
-            self.is_late = true;
-            self.attend(|wants| wants.leaves = true);
+            let mut state = self.pipe.state.lock();
+            state.wants.leaves = true;
+            // The peer may keep the pipe for a while.
+            state.input = Ring::default();
+            drop(state);
+            self.carries.attend(&self.pipe, true);
         }
     }
 }

@@ -30,6 +30,7 @@ mod contact;
 mod draws;
 mod exchange;
 mod incoming;
+mod left;
 mod message;
 mod outgoing;
 mod packet;

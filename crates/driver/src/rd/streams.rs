@@ -20,6 +20,7 @@ use uwarp_rnic::ah::Endpoint;
 use uwarp_rnic::cq::Coverage;
 use uwarp_rnic::qp::Now;
 
+use super::backlog::Backlog;
 use super::{Exchanges, Owner, Turn};
 use crate::engine::Engine;
 use crate::source::{Readiness, Source, Token};
@@ -28,8 +29,6 @@ use crate::ud::DatagramPort;
 
 /// A process that has said nothing for so long after the first Hello has no streams, or is not there.
 const CONTACT: Duration = Duration::from_secs(2);
-/// Streams that were opened by peers and not accepted yet.
-const BACKLOG: usize = 4096;
 
 /// What a port has for streams, under the lock of a turn.
 #[derive(Default)]
@@ -50,6 +49,8 @@ struct Opened {
     finishes: bool,
     /// The peer has said something.
     is_heard: bool,
+    /// The peer has opened it for this service, and perhaps nobody has accepted it.
+    service: Option<u32>,
 }
 
 impl Streams {
@@ -57,11 +58,6 @@ impl Streams {
     pub fn timeout(&self) -> Option<Instant> {
         self.contacts.front().map(|(at, _)| *at)
     }
-}
-
-/// Streams that peers have opened for one service.
-pub(super) struct Backlog {
-    waiting: Mutex<(VecDeque<Arc<Pipe>>, u64), 28>,
 }
 
 /// Pipes that want something, and the engine's name for the port.
@@ -127,7 +123,7 @@ impl StreamPort {
         let mut turn = self.exchanges.turn.lock();
         let opened = turn.machine.open_stream(&now, route, service);
         if let Ok(ticket) = opened {
-            turn.enter(ticket, &pipe);
+            turn.enter(ticket, &pipe, None);
             turn.streams.contacts.push_back((now.get() + CONTACT, ticket));
         }
         self.exchanges.end(turn, &now);
@@ -141,7 +137,7 @@ impl StreamPort {
 
     /// Takes streams for a service from now on.
     pub fn listen(&self, service: u32) -> Result<Box<dyn Listening>, Errno> {
-        let backlog = Arc::new(Backlog { waiting: Mutex::default() });
+        let backlog = Arc::new(Backlog::default());
         let mut turn = self.exchanges.turn.lock();
         let known = turn.streams.listening.get(&service).is_some_and(|known| known.strong_count() > 0);
         if !known {
@@ -201,7 +197,7 @@ struct Listens {
 
 impl Listening for Listens {
     fn accept(&self) -> Result<Option<Box<dyn SetUp>>, Errno> {
-        let Some(pipe) = self.backlog.waiting.lock().0.pop_front() else { return Ok(None) };
+        let Some(pipe) = self.backlog.pop() else { return Ok(None) };
         let carries = self.port.carries().ok_or(Errno::CANCELED)?;
         Ok(Some(Box::new(StreamLink::new(pipe, carries))))
     }
@@ -211,11 +207,7 @@ impl Listening for Listens {
     }
 
     fn name(&self, name: u64) {
-        let mut waiting = self.backlog.waiting.lock();
-        waiting.1 = name;
-        let has_some = !waiting.0.is_empty();
-        drop(waiting);
-        if has_some {
+        if self.backlog.name(name) {
             raise(self.port.port.engine(), name, INPUT);
         }
     }
@@ -227,7 +219,7 @@ impl Drop for Listens {
             return;
         }
         // Those that wait are nobody's. Their ends leave them.
-        let waiting = std::mem::take(&mut self.backlog.waiting.lock().0);
+        let waiting = self.backlog.take_all();
         let now = Now::unread();
         let mut turn = self.port.exchanges.turn.lock();
         turn.streams.listening.remove(&self.service);
@@ -331,8 +323,8 @@ impl Exchanges {
 }
 
 impl Turn {
-    fn enter(&mut self, ticket: Ticket, pipe: &Arc<Pipe>) {
-        let opened = Opened { ticket, offered: 0, taken: 0, finishes: false, is_heard: false };
+    fn enter(&mut self, ticket: Ticket, pipe: &Arc<Pipe>, service: Option<u32>) {
+        let opened = Opened { ticket, offered: 0, taken: 0, finishes: false, is_heard: false, service };
         self.streams.tickets.insert(key(pipe), opened);
         self.streams.pipes.insert(ticket, Arc::clone(pipe));
         self.owners.insert(ticket, Owner::Stream(Arc::clone(pipe)));
@@ -341,7 +333,7 @@ impl Turn {
     /// The process leaves: what its program has not accepted is nobody's.
     pub(super) fn refuse_waiting(&mut self, now: &Now) {
         for backlog in std::mem::take(&mut self.streams.listening).into_values().filter_map(|b| b.upgrade()) {
-            for pipe in std::mem::take(&mut backlog.waiting.lock().0) {
+            for pipe in backlog.take_all() {
                 if let Some(opened) = self.streams.tickets.get(&key(&pipe)) {
                     self.machine.reset_stream(now, opened.ticket);
                 }
@@ -417,8 +409,11 @@ impl Turn {
                 StreamNews::Limit(position) => pipe.limited(position),
                 StreamNews::Ended(how) => {
                     self.streams.pipes.remove(&stream);
-                    self.streams.tickets.remove(&key(&pipe));
+                    let opened = self.streams.tickets.remove(&key(&pipe));
                     self.owners.remove(&stream);
+                    if let Some(backlog) = opened.and_then(|opened| self.backlog(opened.service?)) {
+                        backlog.remove(&pipe);
+                    }
                     raise(engine, pipe.ended(over(how)), END);
                 }
             }
@@ -428,17 +423,16 @@ impl Turn {
     /// A peer has opened a stream.
     fn opened(&mut self, engine: &Engine, stream: Ticket, route: rd::Route, service: u32) {
         let pipe = Pipe::new(Ends { local: route.local, peer: route.remote }, None);
-        self.enter(stream, &pipe);
-        let backlog = self.streams.listening.get(&service).and_then(Weak::upgrade);
-        let name = backlog.and_then(|backlog| {
-            let mut waiting = backlog.waiting.lock();
-            (waiting.0.len() < BACKLOG).then(|| waiting.0.push_back(Arc::clone(&pipe)))?;
-            Some(waiting.1)
-        });
+        self.enter(stream, &pipe, Some(service));
+        let name = self.backlog(service).and_then(|backlog| backlog.push(&pipe));
         match name {
             Some(name) => raise(engine, name, INPUT),
             None => self.machine.reset_stream(&Now::unread(), stream),
         }
+    }
+
+    fn backlog(&self, service: u32) -> Option<Arc<Backlog>> {
+        self.streams.listening.get(&service)?.upgrade()
     }
 }
 

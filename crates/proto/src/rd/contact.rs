@@ -25,6 +25,7 @@ use super::Config;
 use super::congestion::Window;
 use super::draws::{Rate, Tokens};
 use super::exchange::{Exchange, Over, Phase, Role, Start};
+use super::left::AllLeft;
 use super::message::{Action, Arrival, Failure, Outgoing, Placed, Route, Ticket};
 use super::packet::PacketBuf;
 use super::peer::{Attempt, DEAD_MOST, Peer, PeerId, Peers, failed, hello_at};
@@ -93,6 +94,7 @@ pub struct Rd {
     /// With whom each stream is.
     pub(super) streams: BTreeMap<Ticket, PeerId>,
     pub(super) stream_news: VecDeque<StreamEvent>,
+    pub(super) left: AllLeft,
     /// When the owner last found its socket empty.
     empty_at: Option<Instant>,
 }
@@ -124,6 +126,7 @@ impl Rd {
             services: Services::default(),
             streams: BTreeMap::new(),
             stream_news: VecDeque::new(),
+            left: AllLeft::default(),
             empty_at: None,
         }
     }

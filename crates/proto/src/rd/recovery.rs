@@ -18,6 +18,9 @@ use super::streams::{Control, StreamContent};
 const PACKET_THRESHOLD: u64 = 3;
 /// The same while the path is seen to reorder.
 const REORDERED_THRESHOLD: u64 = 16;
+/// Acknowledgements that are remembered while nothing else is in flight. A peer that only sends acknowledges
+/// none of them.
+const MOST_IDLE: usize = 64;
 /// How long reordering is remembered, in round trips (RFC 8985 section 6.2).
 const REORDERING_ROUNDS: u32 = 16;
 
@@ -160,6 +163,32 @@ impl Recovery {
             self.last_eliciting = Some(now);
         }
         self.sent.push_back(Sent { at: now, bytes, eliciting, fate: Fate::Flying, contents });
+        while self.flying == 0 && self.sent.len() > MOST_IDLE {
+            self.sent.pop_front();
+            self.first += 1;
+        }
+    }
+
+    /// Packets that are remembered.
+    pub(super) fn remembered(&self) -> usize {
+        self.sent.len()
+    }
+
+    /// The older half of all packets is lost, and an acknowledgement of them means nothing any more.
+    pub(super) fn forget_half(&mut self, news: &mut News) {
+        for sent in self.sent.drain(..self.sent.len() / 2) {
+            self.first += 1;
+            if sent.fate != Fate::Flying {
+                continue;
+            }
+            news.lost.extend(sent.contents);
+            if sent.eliciting {
+                news.lost_packets += 1;
+                self.in_flight -= u64::from(sent.bytes);
+                self.charge -= charge(sent.bytes as usize);
+                self.flying -= 1;
+            }
+        }
     }
 
     /// The peer has these packets: ranges from the largest downwards. `Err`: one of them was never sent, so
@@ -350,6 +379,30 @@ mod tests {
             _ => None,
         };
         contents.iter().filter_map(message).collect()
+    }
+
+    /// Who only receives sends acknowledgements alone, and none of them is ever acknowledged.
+    #[test]
+    fn acknowledgements_without_end_are_not_remembered() {
+        let mut bench = Bench::new(1);
+        let ack = || SmallVec::from_slice(&[Content::Ack { largest: 1 }]);
+        (0..5000).for_each(|_| bench.recovery.on_sent(bench.start, 60, false, ack()));
+        assert_eq!(bench.recovery.remembered(), 5001, "the first packet is in flight");
+        assert_eq!(bench.ack(MS, &[1..2]), (vec![1], vec![]));
+        (0..5000).for_each(|_| bench.recovery.on_sent(bench.start, 60, false, ack()));
+        assert_eq!(bench.recovery.remembered(), MOST_IDLE);
+        assert_eq!(bench.recovery.next_number(), 10_002);
+    }
+
+    #[test]
+    fn what_is_forgotten_is_lost_once() {
+        let mut bench = Bench::new(10);
+        let mut news = News::default();
+        bench.recovery.forget_half(&mut news);
+        assert_eq!((messages(&news.lost), news.lost_packets), (vec![1, 2, 3, 4, 5], 5));
+        assert_eq!((bench.recovery.in_flight(), bench.recovery.next_number()), (500, 11));
+        assert_eq!(bench.ack(Duration::ZERO, &[1..11]), (vec![10, 9, 8, 7, 6], vec![]));
+        assert_eq!((bench.recovery.in_flight(), bench.recovery.charge()), (0, 0));
     }
 
     #[test]

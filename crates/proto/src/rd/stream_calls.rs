@@ -217,9 +217,22 @@ impl Rd {
 
     /// The owner takes nothing of it any more. What was offered is sent, then its end. It is over when the
     /// peer has that, and after half a minute at the latest.
+    ///
+    /// There are bounds on how many are left, and on their bytes. Then the one that was left first is ended.
     pub fn leave_stream(&mut self, now: &Now, stream: Ticket) {
         let at = now.get();
-        self.with_stream(now, stream, |peer| peer.with_stream(stream, |stream| stream.leave(at)));
+        let mut kept = None;
+        let leave = |stream: &mut Stream| {
+            stream.leave(at);
+            kept = Some(stream.kept());
+        };
+        self.with_stream(now, stream, |peer| peer.with_stream(stream, leave));
+        if let Some(kept) = kept {
+            self.left.enter(stream, kept);
+        }
+        while let Some(oldest) = self.left.excess() {
+            self.reset_stream(now, oldest);
+        }
     }
 
     /// Ends a stream without its rest.
@@ -232,6 +245,7 @@ impl Rd {
         let event = self.stream_news.pop_front()?;
         if matches!(event.what, StreamNews::Ended(_)) {
             self.streams.remove(&event.stream);
+            self.left.remove(event.stream);
         }
         Some(event)
     }

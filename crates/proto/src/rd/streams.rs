@@ -13,11 +13,12 @@
 
 use std::collections::{BTreeMap, VecDeque};
 use std::ops::Range;
-use std::time::{Duration, Instant};
+use std::time::Instant;
 
 use uwarp_wire::rd::chunk::{Stream as Chunk, StreamCredit};
 use uwarp_wire::rd::{expand, low};
 
+use super::left::Left;
 use super::message::{Failure, Payload, Route, Ticket};
 use super::range_set::RangeSet;
 
@@ -36,8 +37,6 @@ const MOST_OPENED: usize = 65_536;
 const MOST_RANGES: usize = 64;
 /// Numbers of streams that a peer has left out.
 const MOST_GAPS: usize = 1024;
-/// A stream whose owner has left it ends within this time, whatever its peer takes.
-const LEFT_LIMIT: Duration = Duration::from_secs(30);
 /// The rest of a packet is used for a part of a stream that does not fit, if it is as long as this.
 const LEAST_PART: usize = 256;
 /// Chunks of control in one packet.
@@ -177,6 +176,11 @@ impl Stream {
         self.taken = self.readable;
     }
 
+    /// Bytes that its owner keeps for the peer.
+    pub(super) fn kept(&self) -> u64 {
+        self.offered.saturating_sub(self.floor)
+    }
+
     /// The first bytes go alone, with the name of the service: until they have arrived, the peer does not
     /// know the stream, and could not keep what follows.
     fn may_go_on(&self) -> bool {
@@ -302,8 +306,8 @@ pub(super) struct Streams {
     by_ticket: BTreeMap<Ticket, u32>,
     /// How many this process has opened.
     count: u32,
-    /// How many their owners have left.
-    left: usize,
+    /// Those that their owners have left.
+    left: Left,
     /// Numbers that the peer has used, without their last bit. None is used again: what comes late of a
     /// stream that has ended must not begin it anew.
     used: RangeSet,
@@ -324,20 +328,15 @@ impl Streams {
 
     /// Some are kept for the wire alone: when the first of them is given up.
     pub(super) fn timeout(&self) -> Option<Instant> {
-        if self.left == 0 {
-            return None;
-        }
-        self.by_number.values().filter_map(|stream| stream.left_at).min().map(|left| left + LEFT_LIMIT)
+        self.left.timeout()
     }
 
     pub(super) fn on_timeout(&mut self, now: Instant) {
-        if self.left == 0 {
-            return;
-        }
-        let is_due = |stream: &Stream| stream.left_at.is_some_and(|left| left + LEFT_LIMIT <= now);
-        let due: Vec<u32> =
-            self.by_number.iter().filter(|(_, stream)| is_due(stream)).map(|(number, _)| *number).collect();
-        for number in due {
+        self.end_left(Some(now));
+    }
+
+    fn end_left(&mut self, now: Option<Instant>) {
+        while let Some(number) = self.left.next_over(now) {
             self.send_reset(number);
             self.end(number, StreamEnd::Reset);
         }
@@ -348,19 +347,24 @@ impl Streams {
         let number = self.count << 1 | u32::from(is_responder);
         self.count = self.count.wrapping_add(1);
         self.by_ticket.insert(stream.ticket, number);
-        self.left += usize::from(stream.left_at.is_some());
+        if let Some(at) = stream.left_at {
+            self.left.enter(at, number, stream.kept());
+        }
         self.by_number.insert(number, stream);
         self.list(number);
+        self.end_left(None);
     }
 
     /// The owner's call for one of its streams. Returns whether it is here.
     pub(super) fn with(&mut self, ticket: Ticket, call: impl FnOnce(&mut Stream)) -> bool {
         let Some(number) = self.by_ticket.get(&ticket).copied() else { return false };
         if let Some(stream) = self.by_number.get_mut(&number) {
-            let was_left = stream.left_at.is_some();
             call(stream);
-            self.left += usize::from(!was_left && stream.left_at.is_some());
+            if let Some(at) = stream.left_at {
+                self.left.enter(at, number, stream.kept());
+            }
             self.settle(number);
+            self.end_left(None);
         }
         true
     }
@@ -398,7 +402,9 @@ impl Streams {
     fn end(&mut self, number: u32, how: StreamEnd) {
         let Some(stream) = self.by_number.remove(&number) else { return };
         self.by_ticket.remove(&stream.ticket);
-        self.left -= usize::from(stream.left_at.is_some());
+        if let Some(at) = stream.left_at {
+            self.left.remove(at, number, stream.kept());
+        }
         self.sendable.retain(|other| *other != number);
         self.control.retain(|control| *control != Control::Credit(number));
         self.news.push(StreamEvent { stream: stream.ticket, what: StreamNews::Ended(how) });
@@ -539,6 +545,9 @@ impl Streams {
         let before = stream.floor;
         stream.on_acknowledged(content.start..content.start + u64::from(content.len), content.fin);
         let (ticket, floor) = (stream.ticket, stream.floor);
+        if stream.left_at.is_some() {
+            self.left.on_acknowledged(floor - before);
+        }
         if floor > before {
             self.tell(ticket, StreamNews::Acknowledged(floor));
         }
@@ -669,6 +678,47 @@ mod tests {
         }
         assert!(limits.windows(2).all(|pair| pair[1] >= pair[0] + CREDIT_STEP));
         assert!(limits.last().is_some_and(|last| *last > 200_000 + WINDOW - CREDIT_STEP));
+    }
+
+    /// Streams of a peer that acknowledges nothing: all are taken, and the one that was left first ends for
+    /// the next one.
+    fn left(streams: &mut Streams, count: u32, bytes: u64) -> Vec<Ticket> {
+        let now = Instant::now();
+        for number in 0..count {
+            let ticket = Ticket(u64::from(number));
+            assert_eq!(come(streams, number << 1, 0, Some(ticket)), Came::Yes);
+            streams.with(ticket, |stream| {
+                stream.offer(bytes);
+                stream.leave(now);
+            });
+            streams.control.clear();
+        }
+        let ended = streams.news.drain(..).filter(|news| matches!(news.what, StreamNews::Ended(_)));
+        ended.map(|news| news.stream).collect()
+    }
+
+    #[test]
+    fn of_streams_that_were_left_the_oldest_ones_end() {
+        let most = super::super::left::MOST_OF_PEER as u32;
+        let mut streams = Streams::default();
+        assert_eq!(left(&mut streams, most + 3, 1), [Ticket(0), Ticket(1), Ticket(2)]);
+        assert_eq!(streams.by_number.len(), most as usize);
+        let mut streams = Streams::default();
+        assert_eq!(left(&mut streams, 34, 1 << 20), [Ticket(0), Ticket(1)], "32 MiB are kept");
+        // What the peer has acknowledged is kept no more.
+        let all = StreamContent { stream: 4, len: 1 << 20, start: 0, fin: false };
+        streams.on_acknowledged(all);
+        streams.with(Ticket(90), |_| unreachable!("no such stream"));
+        come(&mut streams, 200, 0, Some(Ticket(100)));
+        streams.news.clear();
+        streams.with(Ticket(100), |stream| {
+            stream.offer(1 << 20);
+            stream.leave(Instant::now());
+        });
+        assert!(streams.news.is_empty(), "there is room for it");
+        assert!(streams.timeout().is_some());
+        streams.on_timeout(Instant::now() + super::super::left::LEFT_LIMIT);
+        assert!(streams.by_number.is_empty() && streams.timeout().is_none());
     }
 
     #[test]
