@@ -2,6 +2,7 @@
 
 use std::path::Path;
 use std::process::Command;
+use std::time::Duration;
 
 use super::lines::LineProcess;
 use super::peer::PATIENCE;
@@ -29,8 +30,21 @@ pub const RETRIES_EXCEEDED: &str = "sent 12";
 impl Named {
     /// Starts it, with this port for its numbers.
     pub fn start(program: &Path, dist: &Dist, ns: &NetNs, address: &str, port: u16) -> Outcome<Self> {
+        Self::start_with(program, dist, ns, address, port, &[])
+    }
+
+    /// The same with this environment.
+    pub fn start_with(
+        program: &Path,
+        dist: &Dist,
+        ns: &NetNs,
+        address: &str,
+        port: u16,
+        env: &[(&str, &str)],
+    ) -> Outcome<Self> {
         let mut command = Command::new("ip");
         command.args(["netns", "exec", ns.name()]).arg(program).arg(address);
+        command.envs(env.iter().copied());
         command.env("LD_LIBRARY_PATH", dist.lib()).env("UWARP_PORT_RANGE", format!("{port}-{port}"));
         let mut lines = LineProcess::start("a program with a queue pair", command)?;
         let line = lines.expect("name ", PATIENCE)?;
@@ -71,9 +85,19 @@ impl Named {
 
     /// Waits for a line that begins so.
     pub fn expect(&mut self, line: &str) -> Outcome {
-        let got = self.lines.expect(line.split(' ').next().unwrap_or(line), PATIENCE)?;
+        self.expect_within(line, PATIENCE)
+    }
+
+    /// The same with another limit.
+    pub fn expect_within(&mut self, line: &str, limit: Duration) -> Outcome {
+        let got = self.lines.expect(line.split(' ').next().unwrap_or(line), limit)?;
         require!(got == line, "\"{got}\" instead of \"{line}\"");
         Ok(())
+    }
+
+    /// Its process.
+    pub fn pid(&self) -> u32 {
+        self.lines.pid()
     }
 
     /// As `kill -9` does.

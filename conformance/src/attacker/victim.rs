@@ -124,6 +124,11 @@ impl Victim {
         self.server.pid()
     }
 
+    /// The honest client's process.
+    pub fn innocent_pid(&self) -> u32 {
+        self.innocent.pid()
+    }
+
     /// One of its regions.
     ///
     /// # Panics
@@ -153,6 +158,11 @@ impl Victim {
     /// Waits for a line that begins so.
     pub fn expect(&mut self, start: &str) -> Outcome<String> {
         self.server.expect(start, PATIENCE)
+    }
+
+    /// The same with another limit.
+    pub fn expect_within(&mut self, start: &str, limit: Duration) -> Outcome<String> {
+        self.server.expect(start, limit)
     }
 
     /// Waits for the end of a connection.

@@ -48,7 +48,7 @@ pub enum Hosts {
 }
 
 impl Hosts {
-    fn of(place: Place) -> Outcome<Hosts> {
+    pub fn of(place: Place) -> Outcome<Hosts> {
         Ok(match place {
             Place::SameHost => Hosts::One(NetNs::new()?),
             Place::OtherHost => Hosts::Three(Bridged::new()?),

@@ -20,6 +20,7 @@ mod over_rd;
 mod rows;
 mod sequences;
 mod setup;
+mod silence;
 mod windows;
 
 use std::collections::HashMap;
@@ -28,6 +29,7 @@ use std::process::ExitCode;
 use std::sync::{Arc, Mutex};
 
 use crate::by_number::{Place, Stage};
+use crate::silence::What;
 use libtest_mimic::{Arguments, Trial};
 use uwarp_conformance::attacker::encode::Codes;
 use uwarp_conformance::attacker::peer::Peer;
@@ -126,15 +128,22 @@ fn attacks() -> Vec<Attack> {
         fields::without_crc,
         fields::large_segments_without_crc,
     ]);
-    all.extend(attacks![&[], over_rd::OVER_RD;
+    all
+}
+
+/// Over reliable datagrams.
+fn attacks_over_rd() -> Vec<Attack> {
+    let all = attacks![&[], over_rd::OVER_RD;
         over_rd::streams_that_say_nothing,
         over_rd::streams_abandoned_half_way,
         over_rd::ends_that_are_not_acknowledged,
         over_rd::resets_and_services_that_nobody_has,
         over_rd::numbers_that_are_used_again,
         over_rd::credits_that_lie_and_data_beyond_the_limit,
-    ]);
-    all
+        silence::a_server_that_is_stopped_goes_on,
+        silence::a_client_that_is_stopped_goes_on,
+    ];
+    all.into()
 }
 
 /// The same on what not every program uses: atomic operations and memory windows.
@@ -215,11 +224,13 @@ fn main() -> ExitCode {
     args.test_threads = args.test_threads.or(Some(2));
     let world = Arc::new(World { dist: Dist::find(), programs: Mutex::default() });
     let strangers_world = world.clone();
+    let silent = silent(&world);
     let of_strangers = attacks_by_number().into_iter().map(|attack| ("named", attack));
     let of_strangers = of_strangers.chain(attacks_on_adoption().into_iter().map(|attack| ("handed", attack)));
     let trials = attacks()
         .into_iter()
         .chain(attacks_on_extensions())
+        .chain(attacks_over_rd())
         .map(|attack| {
             let world = world.clone();
             Trial::test(attack.name, move || Ok(world.run(&attack)?))
@@ -228,8 +239,30 @@ fn main() -> ExitCode {
             let world = strangers_world.clone();
             Trial::test(format!("{name} [{place:?}]"), move || Ok(world.strangers(program, attack, place)?))
         }))
+        .chain(silent)
         .collect();
     libtest_mimic::run(&args, trials).exit_code()
+}
+
+/// Peers over reliable datagrams that are stopped or killed.
+fn silent(world: &Arc<World>) -> Vec<Trial> {
+    let mut trials = Vec::new();
+    for place in [Place::SameHost, Place::OtherHost] {
+        for what in [What::Stopped, What::Killed] {
+            let world = world.clone();
+            trials.push(Trial::test(format!("silence::by_number {what:?} [{place:?}]"), move || {
+                let dist = world.dist.as_ref().map_err(Failure::clone)?;
+                Ok(silence::by_number(what, place, dist, &world.program("named")?)?)
+            }));
+        }
+    }
+    let world = world.clone();
+    trials.push(Trial::test("silence::a_client_that_is_killed_is_noticed", move || {
+        let dist = world.dist.as_ref().map_err(Failure::clone)?;
+        let mut victim = Victim::start(&world.program("victim")?, dist, &[], over_rd::OVER_RD)?;
+        Ok(silence::a_client_that_is_killed_is_noticed(&mut victim)?)
+    }));
+    trials
 }
 
 struct World {

@@ -23,6 +23,8 @@ mod backlog;
 mod itself;
 #[path = "rd/penalty.rs"]
 mod penalty;
+#[path = "rd/questions.rs"]
+mod questions;
 #[path = "rd/queue_pair.rs"]
 mod queue_pair;
 #[path = "rd/streams.rs"]
@@ -672,6 +674,7 @@ impl Turn {
                         self.machine.search(now, route, limit);
                     }
                 }
+                Action::AskPort { route } => self.streams.questions.ask(now.get(), route),
                 Action::TakeBack { message, pair } => {
                     if let Some(qp) = self.find(pair.destination) {
                         self.call(&qp, |core| core.take_back(message)).wake();

@@ -169,6 +169,7 @@ impl Peer {
                 Action::Deliver { message, .. } => self.received.extend(self.begun.remove(&message)),
                 Action::AskLength { .. } => {}
                 Action::TakeBack { message, .. } => drop(self.begun.remove(&message)),
+                Action::AskPort { .. } => {}
             }
         }
         while let Some(route) = self.machine.poll_transmit(&now, &mut self.packet) {

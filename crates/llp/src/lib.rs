@@ -7,6 +7,7 @@
 
 #![deny(unsafe_code)]
 
+pub mod asked_port;
 pub mod carrier;
 pub mod closing;
 pub mod link;

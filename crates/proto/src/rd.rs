@@ -49,7 +49,7 @@ mod unrepeated;
 use std::time::Duration;
 
 pub use congestion::{Window, WindowChange};
-pub use contact::{PostError, Rd};
+pub use contact::{PortAnswer, PostError, Rd};
 pub use message::{
     Action, Arrival, Bytes, Failure, MessageId, Outgoing, Payload, Placed, QpnPair, Route, Target, Ticket,
 };

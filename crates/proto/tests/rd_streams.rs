@@ -7,7 +7,8 @@ use std::time::{Duration, Instant};
 use proptest::prelude::*;
 use uwarp_proto::clock::Now;
 use uwarp_proto::rd::{
-    Config, Failure, PacketBuf, Payload, Rd, Route, StreamEnd, StreamEvent, StreamNews, Ticket,
+    Action, Config, Failure, PacketBuf, Payload, PortAnswer, Rd, Route, StreamEnd, StreamEvent, StreamNews,
+    Ticket,
 };
 
 use uwarp_wire::crc;
@@ -41,6 +42,8 @@ struct Host {
     route: Route,
     streams: BTreeMap<Ticket, End>,
     opened: Vec<Ticket>,
+    /// How often it has asked for the peer's port.
+    asked: usize,
 }
 
 impl Host {
@@ -51,10 +54,19 @@ impl Host {
             route: Route { local: at(own), remote: at(1 - own) },
             streams: BTreeMap::new(),
             opened: Vec::new(),
+            asked: 0,
         }
     }
 
+    fn port_is(&mut self, now: &Now, answer: PortAnswer) {
+        self.rd.port_is(now, self.route.remote, answer);
+        self.events(now, &[]);
+    }
+
     fn events(&mut self, now: &Now, datagram: &[u8]) {
+        while let Some(action) = self.rd.poll_action() {
+            self.asked += usize::from(action == Action::AskPort { route: self.route });
+        }
         while let Some(StreamEvent { stream, what }) = self.rd.poll_stream_event() {
             if let StreamNews::Opened { route, service } = what {
                 assert_eq!((route, service), (self.route, SERVICE));
@@ -385,7 +397,7 @@ fn a_peer_that_is_gone_ends_streams() {
     world.hosts[0].send(&now, ours, b"x");
     world.run_for(10 * MS);
     world.path.loss = 1000;
-    world.run_for(Duration::from_secs(20));
+    world.run_for(Duration::from_secs(70));
     let theirs = world.hosts[1].opened[0];
     for (host, stream) in [(0, ours), (1, theirs)] {
         assert_eq!(world.end(host, stream).ended, Some(StreamEnd::Failed(Failure::Silent)));
@@ -395,6 +407,128 @@ fn a_peer_that_is_gone_ends_streams() {
     world.run_for(Duration::from_secs(20));
     assert_eq!(world.end(0, again).ended, Some(StreamEnd::Failed(Failure::Silent)));
     world.check_empty();
+}
+
+/// A world with a stream on which one byte has gone.
+fn with_stream() -> (World, Ticket) {
+    let mut world = World::new(1, Path::default());
+    let ours = world.open();
+    let now = world.at();
+    world.hosts[0].send(&now, ours, b"x");
+    world.run_for(10 * MS);
+    (world, ours)
+}
+
+#[test]
+fn the_port_of_a_silent_peer_is_asked_for_and_a_refusal_ends_its_streams() {
+    let (mut world, ours) = with_stream();
+    let other = world.open();
+    let now = world.at();
+    world.hosts[0].send(&now, other, b"x");
+    world.run_for(10 * MS);
+    // While it answers, a refusal is a lie.
+    let now = world.at();
+    world.hosts[0].port_is(&now, PortAnswer::Refused);
+    world.hosts[0].send(&now, ours, b"y");
+    world.hosts[0].port_is(&now, PortAnswer::Refused);
+    world.run_for(10 * MS);
+    assert_eq!((world.end(0, ours).ended, world.hosts[0].asked), (None, 0));
+    world.path.loss = 1000;
+    let now = world.at();
+    world.hosts[0].send(&now, ours, b"z");
+    world.run_for(900 * MS);
+    let now = world.at();
+    world.hosts[0].port_is(&now, PortAnswer::Refused);
+    assert_eq!((world.end(0, ours).ended, world.hosts[0].asked), (None, 0));
+    world.run_for(200 * MS);
+    assert_eq!((world.end(0, ours).ended, world.hosts[0].asked), (None, 1));
+    let now = world.at();
+    world.hosts[0].port_is(&now, PortAnswer::Refused);
+    for stream in [ours, other] {
+        assert_eq!(world.end(0, stream).ended, Some(StreamEnd::Failed(Failure::Restarted)));
+    }
+}
+
+/// The time in which nothing waited is no silence.
+#[test]
+fn three_seconds_of_rest_and_some_loss_are_no_doubt() {
+    let (mut world, ours) = with_stream();
+    world.run_for(Duration::from_secs(3));
+    world.path.loss = 1000;
+    let now = world.at();
+    world.hosts[0].send(&now, ours, b"y");
+    for _ in 0..30 {
+        world.run_for(10 * MS);
+        let now = world.at();
+        world.hosts[0].port_is(&now, PortAnswer::Refused);
+    }
+    world.path.loss = 0;
+    world.run_for(Duration::from_secs(1));
+    let theirs = world.hosts[1].opened[0];
+    assert_eq!((world.end(0, ours).ended, world.hosts[0].asked), (None, 0));
+    assert_eq!(world.end(1, theirs).came, b"xy");
+}
+
+/// It is stopped, or out of reach.
+#[test]
+fn streams_outlast_a_silent_peer_whose_port_is_not_refused() {
+    let (mut world, ours) = with_stream();
+    world.path.loss = 1000;
+    let now = world.at();
+    world.hosts[0].send(&now, ours, b"y");
+    for _ in 0..50 {
+        world.run_for(Duration::from_secs(1));
+        let now = world.at();
+        world.hosts[0].port_is(&now, PortAnswer::Nothing);
+    }
+    assert!((5..=10).contains(&world.hosts[0].asked), "{}", world.hosts[0].asked);
+    let answers = world.hosts[0].rd.stream_answers(&world.at(), ours).expect("a known stream");
+    assert!(answers.doubtful, "another host may be switched off");
+    world.path.loss = 0;
+    world.run_for(Duration::from_secs(1));
+    let theirs = world.hosts[1].opened[0];
+    let now = world.at();
+    world.hosts[1].send(&now, theirs, b"still here");
+    world.run_for(10 * MS);
+    assert_eq!(
+        (&world.end(1, theirs).came[..], &world.end(0, ours).came[..]),
+        (&b"xy"[..], &b"still here"[..])
+    );
+}
+
+/// The own system would refuse a port that nobody has.
+#[test]
+fn streams_to_a_stopped_process_of_this_host_stay_for_minutes() {
+    let mut world = World::new(1, Path::default());
+    let at = |port| SocketAddr::new([10, 0, 0, 1].into(), port);
+    world.hosts[0].route = Route { local: at(20_000), remote: at(20_001) };
+    world.hosts[1].route = Route { local: at(20_001), remote: at(20_000) };
+    let ours = world.open();
+    let now = world.at();
+    world.hosts[0].send(&now, ours, b"x");
+    world.run_for(10 * MS);
+    world.path.loss = 1000;
+    let now = world.at();
+    world.hosts[0].send(&now, ours, b"y");
+    for _ in 0..600 {
+        world.run_for(Duration::from_secs(1));
+        let now = world.at();
+        world.hosts.iter_mut().for_each(|host| host.port_is(&now, PortAnswer::Nothing));
+    }
+    let answers = world.hosts[0].rd.stream_answers(&world.at(), ours).expect("a known stream");
+    assert!(!answers.doubtful, "it is stopped");
+    world.path.loss = 0;
+    world.run_for(Duration::from_secs(1));
+    let theirs = world.hosts[1].opened[0];
+    assert_eq!(world.end(1, theirs).came, b"xy");
+    // And it may be killed after all.
+    world.path.loss = 1000;
+    let now = world.at();
+    world.hosts[0].send(&now, ours, b"z");
+    world.run_for(Duration::from_secs(2));
+    let now = world.at();
+    world.hosts[0].port_is(&now, PortAnswer::Refused);
+    assert_eq!(world.end(0, ours).ended, Some(StreamEnd::Failed(Failure::Restarted)));
 }
 
 /// An exchange without streams rests after 30 s, and is forgotten after 60 s.

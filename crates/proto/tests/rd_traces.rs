@@ -84,6 +84,7 @@ impl Pair {
                 Action::Deliver { message, .. } => format!("{} delivered {}", name(who), message.number),
                 Action::AskLength { .. } => continue,
                 Action::TakeBack { message, .. } => format!("{} took back {}", name(who), message.number),
+                Action::AskPort { .. } => format!("{} asks for a port", name(who)),
             };
             self.lines.push(format!("{:>7} {line}", self.now.as_micros()));
         }

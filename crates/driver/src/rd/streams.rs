@@ -21,6 +21,7 @@ use uwarp_rnic::cq::Coverage;
 use uwarp_rnic::qp::Now;
 
 use super::backlog::Backlog;
+use super::questions::Questions;
 use super::{Exchanges, Owner, Turn};
 use crate::engine::Engine;
 use crate::source::{Readiness, Source, Token};
@@ -39,6 +40,8 @@ pub(super) struct Streams {
     listening: FxHashMap<u32, Weak<Backlog>>,
     /// Contact that is being made, and until when.
     contacts: VecDeque<(Instant, Ticket)>,
+    /// Ports of peers that are silent.
+    pub questions: Questions,
 }
 
 struct Opened {
@@ -56,7 +59,7 @@ struct Opened {
 impl Streams {
     /// When there is something to do again.
     pub fn timeout(&self) -> Option<Instant> {
-        self.contacts.front().map(|(at, _)| *at)
+        self.contacts.front().map(|(at, _)| *at).into_iter().chain(self.questions.timeout()).min()
     }
 }
 
@@ -314,6 +317,11 @@ impl Exchanges {
             turn.tell_machine(now, &pipe);
         }
         turn.end_contacts(now);
+        if !turn.streams.questions.is_empty() {
+            for (remote, answer) in turn.streams.questions.run(now.get()) {
+                turn.machine.port_is(now, remote, answer);
+            }
+        }
         if turn.machine.has_stream_events()
             && let Some(port) = self.port.upgrade()
         {

@@ -1,5 +1,6 @@
 //! An exchange: what two processes keep for each other once both have shown their addresses.
 
+mod doubt;
 mod transmit;
 
 use std::time::{Duration, Instant};
@@ -22,6 +23,7 @@ use super::rtt::Rtt;
 use super::stream_calls::Services;
 use super::streams::Streams;
 use super::unrepeated::Unrepeated;
+use doubt::Doubt;
 
 /// Without a packet for this long, an exchange rests.
 const REST: Duration = Duration::from_secs(30);
@@ -111,6 +113,7 @@ pub(super) struct Exchange {
     last_used: Instant,
     /// Since when the peer owes something.
     waiting_since: Option<Instant>,
+    doubt: Doubt,
     recovery: Recovery,
     pub(super) congestion: Congestion,
     pacer: Pacer,
@@ -159,6 +162,7 @@ impl Exchange {
             last_heard: now,
             last_used: now,
             waiting_since: None,
+            doubt: Doubt::new(now),
             recovery: Recovery::new(rtt),
             congestion: Congestion::new(),
             pacer: Pacer::default(),
@@ -213,6 +217,10 @@ impl Exchange {
     }
 
     pub(super) fn post(&mut self, now: Instant, ticket: Ticket, message: Outgoing) {
+        if !self.streams.is_empty() && self.has_nothing() {
+            // Streams have more patience: the time of messages begins here.
+            self.waiting_since = Some(now);
+        }
         if message.unrepeated {
             self.post_unrepeated(now, ticket, message);
         } else {
@@ -558,6 +566,7 @@ impl Exchange {
             self.unknown_probe_at(),
             self.paced_until(config),
             self.streams.timeout(),
+            self.doubt_at(),
         ];
         others.into_iter().flatten().fold(life, Instant::min)
     }
@@ -574,10 +583,6 @@ impl Exchange {
         let is_waiting = is_idle && self.outgoing.awaits_news() && self.outgoing.next_abandon().is_none();
         let last = self.recovery.last_eliciting().filter(|_| is_waiting)?;
         Some(last + self.recovery.rtt.probe_delay(self.pings))
-    }
-
-    fn patience(&self, config: &Config) -> Option<Instant> {
-        self.waiting_since.map(|since| since.max(self.last_heard) + config.patience)
     }
 
     /// This end stood still for so long: it could not hear the peer either.
@@ -669,6 +674,9 @@ impl Exchange {
         if self.unknown_probe_at().is_some_and(|at| at <= now) {
             self.probes = 1;
             (self.unknown_at, self.has_probed) = (now, true);
+        }
+        if self.is_doubt_due(now) {
+            actions.push(Action::AskPort { route: self.start.route });
         }
         // A lost PING is not repeated: then the peer owes nothing any more.
         self.note_waiting(now);

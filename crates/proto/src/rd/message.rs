@@ -171,6 +171,12 @@ pub enum Action {
         /// To whom.
         route: Route,
     },
+    /// The peer leaves something without an answer: ask its system whether a process still has the port, and
+    /// say so by [`Rd::port_is`](super::Rd::port_is). It need not be known; this is repeated.
+    AskPort {
+        /// Whose port.
+        route: Route,
+    },
     /// Put the receive of this message back to the front of its queue. Several come last message first, so
     /// that the order of the receives stays.
     TakeBack {

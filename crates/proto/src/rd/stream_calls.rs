@@ -260,7 +260,7 @@ impl Rd {
         let peer = self.peers.get(*self.streams.get(&stream)?)?;
         let exchange = peer.exchange.as_ref()?;
         Some(StreamAnswers {
-            doubtful: exchange.is_doubtful(),
+            doubtful: exchange.is_doubtful() && !exchange.is_stopped(),
             last: now.get().saturating_duration_since(exchange.last_heard()),
         })
     }
@@ -290,7 +290,7 @@ impl Rd {
 /// How the peer's process answers what a stream sends.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct StreamAnswers {
-    /// Probes had no answer: it may be gone.
+    /// Probes had no answer, and its system does not say that it is only stopped: it may be gone.
     pub doubtful: bool,
     /// Time since its last packet.
     pub last: Duration,

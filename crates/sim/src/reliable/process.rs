@@ -410,6 +410,8 @@ impl Process {
                     model.delivered(number);
                 }
                 Action::AskLength { route } => self.asked.push(route),
+                // There are no streams here.
+                Action::AskPort { .. } => {}
                 Action::TakeBack { message, pair } => {
                     self.counts.taken_back += 1;
                     let incoming = self.incoming.remove(&message).expect("it has begun");

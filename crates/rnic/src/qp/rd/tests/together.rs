@@ -57,6 +57,7 @@ impl Process {
                 }
                 Action::AskLength { .. } => {}
                 Action::TakeBack { message, .. } => self.end.core.take_back(message).wake(),
+                Action::AskPort { .. } => {}
             }
         }
     }
