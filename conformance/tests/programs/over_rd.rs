@@ -55,6 +55,15 @@ pub fn cases() -> Vec<Case> {
         }),
         Case {
             program: "rping",
+            manner: "over rd, to a host that is switched off",
+            checked: "UNREACHABLE with EHOSTUNREACH, as over TCP",
+            at: VETH,
+            run: Custom(|w, place| {
+                ["tcp", "rd"].into_iter().try_for_each(|link| w.finds_nobody(link, place))
+            }),
+        },
+        Case {
+            program: "rping",
             manner: "rd at one end alone",
             checked: REFUSED,
             at: LO,
@@ -117,6 +126,16 @@ impl World {
         });
         let [client_end, server_end] = [client_end.stop(), server_end.stop()];
         told.or_else(|why| fail!("{why}: \"{cause}\" and -95\n{}\n{}", client_end.text(), server_end.text()))
+    }
+
+    /// No host has this address.
+    fn finds_nobody(&self, link: &str, place: Place<'_>) -> Outcome {
+        let line = format!("rping -c -C 5 -a 10.55.0.99 -p {}", free_port());
+        let client = self.over(&line, link, place.client)?.spawn()?;
+        let told = client
+            .until(LONG, "an event", |end| end.so_far().contains("RDMA_CM_EVENT_UNREACHABLE, error -113"));
+        let client = client.stop();
+        told.or_else(|why| fail!("{why}: UNREACHABLE and -113 over {link}\n{}", client.text()))
     }
 
     fn over(&self, line: &str, link: &str, ns: Option<&NetNs>) -> Outcome<Cmd> {

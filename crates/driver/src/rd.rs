@@ -19,6 +19,8 @@
 mod answers;
 #[path = "rd/backlog.rs"]
 mod backlog;
+#[path = "rd/contacts.rs"]
+mod contacts;
 #[path = "rd/itself.rs"]
 mod itself;
 #[path = "rd/penalty.rs"]

@@ -60,6 +60,8 @@ pub enum Over {
     Silent,
     /// The peer does not answer, and never has.
     Unanswered,
+    /// No way leads to the peer's host, and none ever has.
+    Unreachable(Errno),
 }
 
 /// What a pipe wants of the socket's owner.
@@ -375,7 +377,7 @@ fn ended(over: Option<Over>) -> Ended {
     match over {
         None => Ended::Closed,
         Some(Over::Refused | Over::Broken) => Ended::Broken,
-        Some(Over::Silent | Over::Unanswered) => Ended::Silent,
+        Some(Over::Silent | Over::Unanswered | Over::Unreachable(_)) => Ended::Silent,
     }
 }
 
@@ -542,6 +544,7 @@ impl StreamLink {
             Some(Over::Refused) => Refusal::Refused,
             Some(Over::Silent) => Refusal::Unreachable(Errno::TIMEDOUT),
             Some(Over::Unanswered) => Refusal::Local(Errno::OPNOTSUPP),
+            Some(Over::Unreachable(errno)) => Refusal::Unreachable(errno),
             Some(Over::Broken) | None => Refusal::Gone,
         }
     }

@@ -2,7 +2,8 @@
 //!
 //! A system may refuse a port only so often: Linux sends about one such answer in a second to a host, and six
 //! at first (`net.ipv4.icmp_ratelimit`). So there is one question at a time to an address, whichever ports of
-//! this process wait for an answer; each is over within a second, and the machine repeats it.
+//! this process wait for an answer; each is over within a second, and the machine repeats it. (Before contact
+//! it lasts longer: the own system then finds out that no host has the address.)
 
 use std::collections::VecDeque;
 use std::net::{IpAddr, SocketAddr};
@@ -11,7 +12,7 @@ use std::time::{Duration, Instant};
 use smallvec::SmallVec;
 use uwarp_llp::asked_port::{AskedPort, Said};
 use uwarp_process::PerProcess;
-use uwarp_proto::rd::{self, PortAnswer};
+use uwarp_proto::rd;
 use uwarp_wire::rd::{Header, Kind, VERSION};
 
 use crate::sync::Mutex;
@@ -19,14 +20,20 @@ use crate::sync::Mutex;
 /// Questions of the process at a time; each has a descriptor.
 const MOST: usize = 63;
 /// When the answer is looked for, from the question on. After the last time there is none.
-const LOOKS: [Duration; 6] = [
+const LOOKS: [Duration; 10] = [
     Duration::from_millis(1),
     Duration::from_millis(5),
     Duration::from_millis(25),
     Duration::from_millis(100),
     Duration::from_millis(400),
     Duration::from_millis(1000),
+    Duration::from_millis(2000),
+    Duration::from_millis(3000),
+    Duration::from_millis(3300),
+    Duration::from_millis(3600),
 ];
+/// As many of them where it is not known whether the host is there.
+const LOOKS_FOR_PORT: usize = 6;
 /// A question that has no place is tried again after this time.
 const AGAIN: Duration = Duration::from_millis(50);
 
@@ -59,6 +66,7 @@ struct Question {
     port: AskedPort,
     since: Instant,
     looks: usize,
+    most_looks: usize,
     _place: Place,
 }
 
@@ -68,17 +76,12 @@ impl Question {
     }
 
     /// `Some`: it is over.
-    fn look(&mut self, now: Instant) -> Option<PortAnswer> {
+    fn look(&mut self, now: Instant) -> Option<Said> {
         while self.look_at() <= now {
-            match self.port.look() {
-                Said::Refused => return Some(PortAnswer::Refused),
-                // Like TCP, which goes on: the way may come back.
-                Said::Unreachable(_) => return Some(PortAnswer::Nothing),
-                Said::Nothing => {}
-            }
+            let said = self.port.look();
             self.looks += 1;
-            if self.looks >= LOOKS.len() {
-                return Some(PortAnswer::Nothing);
+            if said != Said::Nothing || self.looks >= self.most_looks {
+                return Some(said);
             }
         }
         None
@@ -89,7 +92,7 @@ impl Question {
 #[derive(Default)]
 pub(super) struct Questions {
     open: Vec<Question>,
-    waiting: VecDeque<rd::Route>,
+    waiting: VecDeque<(rd::Route, usize)>,
     again_at: Option<Instant>,
 }
 
@@ -105,17 +108,31 @@ impl Questions {
 
     /// The port of this peer is to be asked for.
     pub fn ask(&mut self, now: Instant, route: rd::Route) {
-        let is_open = self.open.iter().any(|question| question.remote == route.remote);
-        if !is_open && !self.waiting.iter().any(|other| other.remote == route.remote) {
-            self.waiting.push_back(route);
+        self.ask_for(now, route, LOOKS_FOR_PORT);
+    }
+
+    /// The same before contact.
+    pub fn ask_host(&mut self, now: Instant, route: rd::Route) {
+        self.ask_for(now, route, LOOKS.len());
+    }
+
+    /// Whether an answer of this port may still come.
+    pub fn is_open(&self, remote: SocketAddr) -> bool {
+        self.open.iter().any(|question| question.remote == remote)
+            || self.waiting.iter().any(|(other, _)| other.remote == remote)
+    }
+
+    fn ask_for(&mut self, now: Instant, route: rd::Route, most_looks: usize) {
+        if !self.is_open(route.remote) {
+            self.waiting.push_back((route, most_looks));
             self.again_at = Some(now);
         }
     }
 
     /// Asks, and returns what has come of it.
-    pub fn run(&mut self, now: Instant) -> SmallVec<[(SocketAddr, PortAnswer); 1]> {
+    pub fn run(&mut self, now: Instant) -> SmallVec<[(SocketAddr, Said); 1]> {
         if self.again_at.is_some_and(|at| at <= now) {
-            self.waiting.retain(|route| !begin(&mut self.open, now, *route));
+            self.waiting.retain(|(route, most_looks)| !begin(&mut self.open, now, *route, *most_looks));
             self.again_at = (!self.waiting.is_empty()).then(|| now + AGAIN);
         }
         let mut answers = SmallVec::new();
@@ -129,7 +146,7 @@ impl Questions {
 }
 
 /// Returns whether it has no place to wait for.
-fn begin(open: &mut Vec<Question>, now: Instant, route: rd::Route) -> bool {
+fn begin(open: &mut Vec<Question>, now: Instant, route: rd::Route, most_looks: usize) -> bool {
     let rd::Route { local, remote } = route;
     let Some(place) = Place::take(remote.ip()) else { return false };
     // Nobody answers "unknown" without an exchange, and nothing follows from it.
@@ -145,7 +162,7 @@ fn begin(open: &mut Vec<Question>, now: Instant, route: rd::Route) -> bool {
         header.to_packet().to_vec()
     };
     match AskedPort::ask(local.ip(), remote, datagram) {
-        Ok(port) => open.push(Question { remote, port, since: now, looks: 0, _place: place }),
+        Ok(port) => open.push(Question { remote, port, since: now, looks: 0, most_looks, _place: place }),
         // It is asked for again.
         Err(error) => tracing::debug!(%remote, "cannot ask whether a silent peer is there: {error}"),
     }
@@ -162,7 +179,7 @@ mod tests {
     }
 
     /// Whatever happens within so many milliseconds.
-    fn run(questions: &mut Questions, time: u64) -> Vec<(u16, PortAnswer)> {
+    fn run(questions: &mut Questions, time: u64) -> Vec<(u16, Said)> {
         let mut answers = Vec::new();
         for _ in 0..time {
             std::thread::sleep(Duration::from_millis(1));
@@ -190,8 +207,8 @@ mod tests {
         assert_eq!((questions.open.len(), questions.waiting.len(), others.open.len()), (1, 1, 0));
         let mut answers = run(&mut questions, 1500);
         answers.sort_by_key(|(port, _)| *port == free_port);
-        assert_eq!(answers, [(taken, PortAnswer::Nothing), (free_port, PortAnswer::Refused)]);
-        assert_eq!(run(&mut others, 1500), [(free_port, PortAnswer::Refused)]);
+        assert_eq!(answers, [(taken, Said::Nothing), (free_port, Said::Refused)]);
+        assert_eq!(run(&mut others, 1500), [(free_port, Said::Refused)]);
         assert!(questions.is_empty() && others.is_empty() && others.timeout().is_none());
         drop(holder);
     }

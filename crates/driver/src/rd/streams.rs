@@ -5,31 +5,29 @@
 //! pipe and raises its name. The other way round, who wants something puts its pipe on a list, and has a turn
 //! if nobody else does.
 
-use std::collections::VecDeque;
 use std::net::SocketAddr;
 use std::sync::{Arc, Weak};
 use std::time::{Duration, Instant};
 
 use rustc_hash::FxHashMap;
 use rustix::io::Errno;
+use uwarp_llp::asked_port::Said;
 use uwarp_llp::carrier::{Ends, Listening, SetUp, Watch};
 use uwarp_llp::streams::{Carries, Over, Pipe, StreamLink};
-use uwarp_proto::rd::{self, Failure, StreamEnd, StreamEvent, StreamNews, Ticket};
+use uwarp_proto::rd::{self, Failure, PortAnswer, StreamEnd, StreamEvent, StreamNews, Ticket};
 use uwarp_rnic::VerbsError;
 use uwarp_rnic::ah::Endpoint;
 use uwarp_rnic::cq::Coverage;
 use uwarp_rnic::qp::Now;
 
 use super::backlog::Backlog;
+use super::contacts::Contacts;
 use super::questions::Questions;
 use super::{Exchanges, Owner, Turn};
 use crate::engine::Engine;
 use crate::source::{Readiness, Source, Token};
 use crate::sync::{AtomicBool, Mutex, OnceLock, Ordering};
 use crate::ud::DatagramPort;
-
-/// A process that has said nothing for so long after the first Hello has no streams, or is not there.
-const CONTACT: Duration = Duration::from_secs(2);
 
 /// What a port has for streams, under the lock of a turn.
 #[derive(Default)]
@@ -38,28 +36,36 @@ pub(super) struct Streams {
     /// The names of those that this process has opened or accepted, by the pipe's address.
     tickets: FxHashMap<usize, Opened>,
     listening: FxHashMap<u32, Weak<Backlog>>,
-    /// Contact that is being made, and until when.
-    contacts: VecDeque<(Instant, Ticket)>,
+    /// Contact that is being made.
+    pub contacts: Contacts,
     /// Ports of peers that are silent.
     pub questions: Questions,
 }
 
-struct Opened {
+pub(super) struct Opened {
     ticket: Ticket,
     /// What the machine knows of its wishes.
     offered: u64,
     taken: u64,
     finishes: bool,
     /// The peer has said something.
-    is_heard: bool,
+    pub is_heard: bool,
     /// The peer has opened it for this service, and perhaps nobody has accepted it.
     service: Option<u32>,
 }
 
 impl Streams {
+    pub fn pipe(&self, ticket: Ticket) -> Option<Arc<Pipe>> {
+        self.pipes.get(&ticket).cloned()
+    }
+
+    pub fn opened_as(&self, ticket: Ticket) -> Option<&Opened> {
+        self.tickets.get(&key(self.pipes.get(&ticket)?))
+    }
+
     /// When there is something to do again.
     pub fn timeout(&self) -> Option<Instant> {
-        self.contacts.front().map(|(at, _)| *at).into_iter().chain(self.questions.timeout()).min()
+        self.contacts.timeout().into_iter().chain(self.questions.timeout()).min()
     }
 }
 
@@ -127,7 +133,7 @@ impl StreamPort {
         let opened = turn.machine.open_stream(&now, route, service);
         if let Ok(ticket) = opened {
             turn.enter(ticket, &pipe, None);
-            turn.streams.contacts.push_back((now.get() + CONTACT, ticket));
+            turn.streams.contacts.begin(now.get(), ticket, route);
         }
         self.exchanges.end(turn, &now);
         match opened {
@@ -316,10 +322,15 @@ impl Exchanges {
         for pipe in self.wanting.take() {
             turn.tell_machine(now, &pipe);
         }
-        turn.end_contacts(now);
+        turn.run_contacts(now);
         if !turn.streams.questions.is_empty() {
             for (remote, answer) in turn.streams.questions.run(now.get()) {
-                turn.machine.port_is(now, remote, answer);
+                match answer {
+                    Said::Refused => turn.machine.port_is(now, remote, PortAnswer::Refused),
+                    Said::Nothing => turn.machine.port_is(now, remote, PortAnswer::Nothing),
+                    // What is up goes on, as over TCP: the way may come back.
+                    Said::Unreachable(errno) => turn.is_unreachable(now, remote, errno),
+                }
             }
         }
         if turn.machine.has_stream_events()
@@ -368,27 +379,6 @@ impl Turn {
         } else if wants.finishes && !std::mem::replace(&mut opened.finishes, true) {
             self.machine.finish_stream(now, ticket);
         }
-    }
-
-    /// Processes that did not answer in time.
-    fn end_contacts(&mut self, now: &Now) {
-        while self.streams.contacts.front().is_some_and(|(at, _)| *at <= now.get()) {
-            let Some((_, ticket)) = self.streams.contacts.pop_front() else { return };
-            let Some(pipe) = self.streams.pipes.get(&ticket).cloned() else { continue };
-            let is_heard = self.streams.tickets.get(&key(&pipe)).is_some_and(|opened| opened.is_heard);
-            if !is_heard && self.machine.stream_answers(now, ticket).is_none() {
-                tracing::warn!(
-                    peer = %pipe.ends().peer,
-                    "UWARP_LINK requires reliable datagrams, and the peer does not answer them"
-                );
-                self.unanswered(now, ticket, &pipe);
-            }
-        }
-    }
-
-    fn unanswered(&mut self, now: &Now, ticket: Ticket, pipe: &Arc<Pipe>) {
-        pipe.ended(Some(Over::Unanswered));
-        self.machine.reset_stream(now, ticket);
     }
 
     /// Does what has happened to streams. Their bytes are in the datagram.
