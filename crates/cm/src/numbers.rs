@@ -18,6 +18,7 @@ use rustix::io::Errno;
 use uwarp_driver::carriers::with_rules;
 use uwarp_driver::config::Config;
 use uwarp_driver::{Nic, ProofObserver, ProofPort, Qp, QueuePair};
+use uwarp_llp::carrier::Ends;
 use uwarp_llp::udp::Route;
 use uwarp_proto::setup::{Negotiated, ResponderPolicy, Rtr};
 use uwarp_rnic::VerbsError;
@@ -25,6 +26,7 @@ use uwarp_rnic::ah::port_of;
 use uwarp_rnic::mr::random_u32;
 use uwarp_rnic::qp::{Now, Psns, QpAttr, QpState, StreamParams};
 use uwarp_wire::datagram::proof::Proof;
+use uwarp_wire::introduction::Introduction;
 
 use crate::error::CmError;
 use crate::event::ConnParam;
@@ -220,6 +222,10 @@ impl Environment<Pairings> for Owner {
         }
     }
 
+    fn process_of(&self, said: &Negotiated, ends: Ends) -> SocketAddr {
+        process_of(said.initiator, &said.private_data, ends.peer)
+    }
+
     fn report(&self, report: Infallible) {
         match report {}
     }
@@ -263,6 +269,14 @@ impl ProofObserver for Port {
     }
 }
 
+/// A process is known by the port of its queue pairs' numbers: that is what others connect to, and it
+/// connects from any.
+fn process_of(initiator: bool, introduction: &[u8], peer: SocketAddr) -> SocketAddr {
+    let source = Introduction::parse(introduction).filter(|_| !initiator);
+    let port = source.map_or(peer.port(), |introduction| port_of(introduction.source_qpn));
+    SocketAddr::new(peer.ip(), port)
+}
+
 /// What the program has set. How long its Sends may wait for a receive it says when it moves the queue pair
 /// to RTS, which may be later: until then, for as long as it takes. (The queue pair tells the peer then.)
 fn terms(attr: &QpAttr, psns: Psns) -> Terms {
@@ -289,7 +303,27 @@ fn random_u64() -> Result<u64, VerbsError> {
 mod tests {
     use std::time::Duration;
 
+    use uwarp_wire::introduction::Cookie;
+
     use super::*;
+
+    #[test]
+    fn both_ends_know_a_process_by_the_port_of_its_numbers() {
+        let shown = Introduction {
+            source_qpn: 0x0012_3456,
+            destination_qpn: 0x009A_BCDE,
+            expects: None,
+            begins: None,
+            incarnation: 1,
+            cookie: Cookie::NONE,
+        };
+        let from_any: SocketAddr = "10.0.0.1:50000".parse().unwrap();
+        let accepted = process_of(false, &shown.to_bytes(), from_any);
+        assert_eq!(accepted, "10.0.0.1:4660".parse().unwrap());
+        // It has connected to that port.
+        assert_eq!(process_of(true, &shown.to_bytes(), accepted), accepted);
+        assert_eq!(process_of(false, b"", from_any), from_any);
+    }
 
     #[test]
     fn the_limit_of_descriptors_is_read_again_after_a_tenth_of_a_second() {

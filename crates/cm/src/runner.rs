@@ -66,6 +66,10 @@ pub(crate) trait Environment<M: Machine>: Sized + Send + Sync + 'static {
     fn queue_pair(&self, to: Recipient) -> Option<Arc<Qp>>;
     /// The stream's parameters.
     fn stream_params(&self, qp: &Qp, said: &Negotiated, param: ConnParam) -> StreamParams;
+    /// What the process at the other end is known by, whatever connection it has made.
+    fn process_of(&self, _said: &Negotiated, ends: Ends) -> SocketAddr {
+        ends.peer
+    }
     /// The machine reports. Must not block.
     fn report(&self, report: M::Report);
     /// Whether the queue pair's stream, which has ended, was used by a program. By number alone.
@@ -502,15 +506,19 @@ impl<M: Machine + 'static, E: Environment<M>> Runner<M, E> {
         let params = self.env.stream_params(&qp, said, param);
         tracing::debug!(qpn = qp.qpn(), ?params, "attach");
         let observer = Arc::new(StreamHook { runner: Weak::clone(&self.me), conn, to });
-        let Ends { local, peer } = set_up.ends();
-        let ends = [local, peer];
-        let choice = host::choice(said, ends);
+        let both = set_up.ends();
+        let ends = [both.local, both.peer];
+        let process = self.env.process_of(said, both);
+        let (choice, place) = host::choice(said, set_up.kind(), ends, process);
         let (link, settling) = (set_up.into_link(), host::Settling::begin(choice, said));
         let attached = match to {
             Recipient::Own => qp.attach_unsettled(link, params, observer, settling),
             Recipient::Number { moves, .. } => qp.attach_awaited(link, params, observer, moves, settling),
         };
         if let Ok(number) = attached {
+            if let Some(place) = place {
+                qp.keep_place(number, place);
+            }
             host::begin(&qp, number, choice, said, ends);
         }
         attached.map_err(|(error, link)| (error, link.into_set_up()))

@@ -1,5 +1,6 @@
 //! The lower layers that connections are made over, by the rules of `UWARP_LINK`: TCP, and streams of
-//! reliable datagrams where a rule names them. (Memory follows on TCP: [`crate::host`].)
+//! reliable datagrams where a rule names them, or the peer has no link of its own ([`crate::places`]).
+//! (Memory follows on TCP: [`crate::host`].)
 //!
 //! A program binds and listens before it is known who comes, so what it has bound is TCP's port. Where a rule
 //! may choose reliable datagrams for that port, the port of the same number in UDP listens, too.
@@ -9,13 +10,15 @@ use std::sync::{Arc, Weak};
 
 use rustix::io::Errno;
 use uwarp_llp::carrier::{
-    Bind, Bound, Carrier, Close, Ends, Listening, Refusal, SetUp, TakePort, Watch, tcp::Tcp,
+    Bind, Bound, Carrier, Close, Ends, Got, Listening, Refusal, SetUp, TakePort, Watch, tcp::Tcp,
 };
-use uwarp_llp::udp;
+use uwarp_llp::link::Kind;
+use uwarp_llp::{Link, udp};
 use uwarp_process::{Mutex, PerProcess};
 
 use crate::config::{Config, LinkChoice};
 use crate::nic::Nic;
+use crate::places::Place;
 
 /// What connects and listens.
 pub fn carrier() -> &'static dyn Carrier {
@@ -87,8 +90,20 @@ impl Bound for Either {
         // A queue pair that is joined with itself has one socket, which is connected with itself.
         let own = self.local();
         let is_itself = (to.ip(), to.port()) == (own.ip().to_canonical(), own.port());
-        if is_itself || Config::get().links.choose(to.ip(), to.port()) != LinkChoice::Rd {
-            return self.tcp.connect(to).map_err(|(why, tcp)| (why, with_rules(tcp)));
+        let (by_rd, place) = match Config::get().links.choose(to.ip(), to.port()) {
+            _ if is_itself => (false, None),
+            LinkChoice::Hybrid(most) => {
+                let place = Place::take(to, most);
+                (place.is_none(), place)
+            }
+            choice => (choice == LinkChoice::Rd, None),
+        };
+        if !by_rd {
+            let tcp = self.tcp.connect(to).map_err(|(why, tcp)| (why, with_rules(tcp)))?;
+            return Ok(match place {
+                Some(place) => Box::new(Own { tcp, _place: place }),
+                None => tcp,
+            });
         }
         let from = Some(self.local().ip().to_canonical()).filter(|ip| !ip.is_unspecified());
         let service = u32::from(to.port());
@@ -137,7 +152,7 @@ impl Both {
     fn takes(&self, ends: Ends) -> bool {
         let ip = self.local.ip();
         let is_here = ip.is_unspecified() || ends.local.ip() == ip.to_canonical();
-        is_here && Config::get().links.choose(ends.peer.ip(), self.local.port()) == LinkChoice::Rd
+        is_here && Config::get().links.choose(ends.peer.ip(), self.local.port()).allows_rd()
     }
 }
 
@@ -164,5 +179,53 @@ impl Listening for Both {
 
     fn name(&self, name: u64) {
         self.rd.name(name);
+    }
+}
+
+/// A connection of a peer that has a place. The stream that begins on it has its own ([`Place::hold`]).
+struct Own {
+    tcp: Box<dyn SetUp>,
+    _place: Place,
+}
+
+impl SetUp for Own {
+    fn ends(&self) -> Ends {
+        self.tcp.ends()
+    }
+
+    fn set_tos(&self, tos: u8) -> Result<(), Errno> {
+        self.tcp.set_tos(tos)
+    }
+
+    fn send_some(&self, bytes: &[u8]) -> Result<usize, Refusal> {
+        self.tcp.send_some(bytes)
+    }
+
+    fn receive(&self, buffer: &mut [u8]) -> Result<Got, Refusal> {
+        self.tcp.receive(buffer)
+    }
+
+    fn ended(&self) -> bool {
+        self.tcp.ended()
+    }
+
+    fn close(self: Box<Self>, how: Close) {
+        self.tcp.close(how);
+    }
+
+    fn watch(&self) -> Watch<'_> {
+        self.tcp.watch()
+    }
+
+    fn name(&self, name: u64) {
+        self.tcp.name(name);
+    }
+
+    fn kind(&self) -> Kind {
+        self.tcp.kind()
+    }
+
+    fn into_link(self: Box<Self>) -> Link {
+        self.tcp.into_link()
     }
 }

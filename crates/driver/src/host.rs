@@ -35,6 +35,7 @@ use rustix::net::{
     RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, ReturnFlags, SendAncillaryBuffer,
     SendAncillaryMessage, SendFlags, SocketAddrUnix,
 };
+use uwarp_llp::link::Kind;
 use uwarp_llp::memory::board::Board;
 use uwarp_llp::memory::lane::End;
 use uwarp_llp::memory::slab::{Carries, Slab};
@@ -47,6 +48,7 @@ use crate::credentials::Credentials;
 use crate::engine::Engine;
 use crate::lanes::Lanes;
 use crate::nic::Nic;
+use crate::places::Place;
 use crate::qp::{Qp, StreamNumber};
 use crate::rings::Way;
 use crate::source::{Readiness, Token};
@@ -75,14 +77,33 @@ pub struct Neighbours {
     asking: Mutex<HashMap<[u8; 16], Known>, 9>,
 }
 
-/// The choice of the user for a connection; `ends`: ours, the peer's.
-pub fn choice(negotiated: &Negotiated, ends: [SocketAddr; 2]) -> LinkChoice {
+/// The choice of the user for a connection of this kind, and the place that its stream keeps; `ends`: ours,
+/// the peer's; `process`: what the peer is known by.
+pub fn choice(
+    negotiated: &Negotiated,
+    kind: Kind,
+    ends: [SocketAddr; 2],
+    process: SocketAddr,
+) -> (LinkChoice, Option<Place>) {
     let [own, peer] = ends;
     let port = if negotiated.initiator { peer.port() } else { own.port() };
-    match Config::get().links.choose(peer.ip(), port) {
+    let rule = Config::get().links.choose(peer.ip(), port);
+    let (choice, has_place) = choice_by(rule, kind, own == peer);
+    if kind == Kind::Rd && rule != choice && negotiated.initiator {
+        tracing::info!(%peer, "the stream uses reliable datagrams: UWARP_LINK={rule}, and no place is free");
+    }
+    (choice, has_place.then(|| Place::hold(process)))
+}
+
+/// What a rule means for a connection that exists, and whether its peer has a place for it.
+fn choice_by(rule: LinkChoice, kind: Kind, is_itself: bool) -> (LinkChoice, bool) {
+    match rule {
+        // Its link is settled. It must not ask for memory, whatever the rule allows to others.
+        _ if kind == Kind::Rd => (LinkChoice::Rd, false),
         // One socket, which is connected with itself.
-        LinkChoice::Rd if own == peer => LinkChoice::Tcp,
-        choice => choice,
+        LinkChoice::Rd if is_itself => (LinkChoice::Tcp, false),
+        LinkChoice::Hybrid(_) => (LinkChoice::Auto, !is_itself),
+        choice => (choice, false),
     }
 }
 
@@ -116,6 +137,7 @@ pub fn begin(
             unsettled.stay(Why::Setting);
         }
         (_, Some(neighbours), true) => {
+            tracing::debug!(qpn = qp.qpn(), "asks the peer's process for memory");
             if let Err((why, wants)) = neighbours.ask(host, ends, Wants::Stream(unsettled)) {
                 wants.stay(why);
             }
@@ -379,4 +401,27 @@ fn receive(socket: impl AsFd, buffer: &mut [u8], fds: &mut Vec<OwnedFd>) -> Resu
         return Err(Errno::MFILE);
     }
     Ok(message.bytes)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_stream_by_datagrams_asks_for_no_memory_and_one_of_tcp_has_a_place() {
+        use LinkChoice::*;
+        for (rule, kind, is_itself, choice, has_place) in [
+            (Auto, Kind::Tcp, false, Auto, false),
+            (Memory, Kind::Tcp, false, Memory, false),
+            (Rd, Kind::Tcp, false, Rd, false),
+            (Rd, Kind::Tcp, true, Tcp, false),
+            (Rd, Kind::Rd, false, Rd, false),
+            (Hybrid(2), Kind::Rd, false, Rd, false),
+            (Hybrid(2), Kind::Tcp, false, Auto, true),
+            (Hybrid(0), Kind::Tcp, false, Auto, true),
+            (Hybrid(2), Kind::Tcp, true, Auto, false),
+        ] {
+            assert_eq!(choice_by(rule, kind, is_itself), (choice, has_place), "{rule} {kind} {is_itself}");
+        }
+    }
 }

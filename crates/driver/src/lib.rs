@@ -57,6 +57,7 @@ mod open;
 mod own_loops;
 mod pair;
 mod patience;
+pub mod places;
 pub mod poll;
 pub mod port;
 mod progress;

@@ -42,6 +42,7 @@ use crate::linger::{self, Linger, Waiting};
 use crate::nic::Nic;
 use crate::observer::StreamObserver;
 use crate::pair::QueuePair;
+use crate::places::Place;
 use crate::pump::Pump;
 use crate::shell::{Shell, post_each, post_together};
 use crate::source::Token;
@@ -100,6 +101,8 @@ struct Conn {
     settling: Settling,
     /// Why it uses TCP, although the peer is on this host.
     why_tcp: Option<Why>,
+    /// Its peer has a link of its own as long as this stream lasts.
+    place: Option<Place>,
 }
 
 impl Timer {
@@ -469,6 +472,7 @@ impl Qp {
             parked: None,
             settling,
             why_tcp: None,
+            place: None,
         });
         self.pump(inner, now);
         Ok(number)

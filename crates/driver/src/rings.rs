@@ -239,7 +239,7 @@ impl Rings {
             return;
         }
         let neighbours = match choice(ends) {
-            LinkChoice::Auto | LinkChoice::Memory if on.shares => nic.neighbours(),
+            LinkChoice::Auto | LinkChoice::Memory | LinkChoice::Hybrid(_) if on.shares => nic.neighbours(),
             _ => None,
         };
         let says = match neighbours {

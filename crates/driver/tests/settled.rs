@@ -8,7 +8,10 @@ use std::time::{Duration, Instant};
 use common::{End, LIMIT, attach, sockets, uwarp};
 use uwarp_driver::config::LinkChoice;
 use uwarp_driver::host::{self, Settling};
+use uwarp_driver::places::Place;
 use uwarp_driver::{Rtr, StreamParams};
+use uwarp_llp::carrier::{Ends, SetUp as _};
+use uwarp_llp::streams::{Carries, Pipe, StreamLink};
 use uwarp_llp::{Link, LowerLayer as _};
 use uwarp_proto::framing::Framing;
 use uwarp_proto::setup::{Host, Negotiated, Revision};
@@ -94,6 +97,48 @@ fn a_stream_in_use_keeps_its_link() {
     assert!(c.qp.settle(number, Framing::PLAIN, caps, change).is_err(), "it has ended");
 }
 
+/// What has a stream of reliable datagrams.
+struct Nobody;
+
+impl Carries for Nobody {
+    fn attend(&self, _: &Arc<Pipe>, _: bool) {}
+    fn answers(&self, _: &Pipe) -> Option<(bool, Duration)> {
+        None
+    }
+    fn look(&self, _: bool) -> bool {
+        true
+    }
+    fn rest(&self) {}
+    fn raise(&self, _: u64) {}
+}
+
+/// Whatever its rule says: nobody could tell by the stream's bytes where they go on.
+#[test]
+fn a_stream_of_reliable_datagrams_keeps_its_link() {
+    let (b, (_kept, spare)) = (End::new(4096), sockets());
+    let ends = Ends { local: ([10, 0, 0, 1], 5).into(), peer: ([10, 0, 0, 2], 6).into() };
+    let stream: Link = Box::new(StreamLink::new(Pipe::new(ends, None), Arc::new(Nobody))).into_link();
+    let settling = Settling::begin(LinkChoice::Memory, &negotiated(false, nobody()));
+    let attached = b.qp.attach_unsettled(stream, responder(), b.watch.clone(), settling);
+    let number = attached.map_err(|(error, _)| error).unwrap();
+    let change = |_| panic!("it keeps its link");
+    assert!(b.qp.settle(number, Framing::PLAIN, link(spare).caps(), change).is_err());
+}
+
+#[test]
+fn a_peer_has_its_place_until_its_stream_ends() {
+    let [peer, other] = [1, 2].map(|port| ([10, 0, 0, 9], port).into());
+    let (a, (one, _kept)) = (End::new(4096), sockets());
+    let number = a.qp.attach(link(one), initiator(Framing::default()), a.watch.clone()).unwrap();
+    a.qp.keep_place(number, Place::hold(peer));
+    assert!(Place::take(other, 1).is_none());
+    a.qp.destroy();
+    assert!(Place::take(other, 1).is_some());
+    // The stream has ended meanwhile.
+    a.qp.keep_place(number, Place::hold(peer));
+    assert!(Place::take(other, 1).is_some());
+}
+
 /// Whoever finds the initiator's first bytes in memory tells the program of them: here often the thread that
 /// polls the responder's queue, and not the engine.
 #[test]
@@ -129,6 +174,10 @@ fn who_polls_finds_the_beginning_in_memory() {
             );
         }
     }
+}
+
+fn nobody() -> Host {
+    Host { incarnation: [0; 16], nonce: [0; 16] }
 }
 
 fn negotiated(initiator: bool, host: Host) -> Negotiated {

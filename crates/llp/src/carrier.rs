@@ -14,7 +14,7 @@ use std::os::fd::{AsRawFd as _, BorrowedFd, RawFd};
 
 use rustix::io::Errno;
 
-use crate::link::Link;
+use crate::link::{Kind, Link};
 
 pub mod tcp;
 
@@ -69,6 +69,10 @@ pub trait SetUp: Send {
     fn watch(&self) -> Watch<'_>;
     /// The name under which the engine knows it: of a lower layer that reports by itself.
     fn name(&self, _name: u64) {}
+    /// Which lower layer it is of.
+    fn kind(&self) -> Kind {
+        Kind::Tcp
+    }
     /// What carries the stream.
     fn into_link(self: Box<Self>) -> Link;
 }

@@ -23,7 +23,7 @@ use uwarp_mem::{self as mem, MemSeg};
 use uwarp_process::{Birth, Mutex};
 
 use crate::carrier::{Close, Ends, Got, Refusal, SetUp, Watch};
-use crate::link::Link;
+use crate::link::{Kind, Link};
 use crate::lower::{Answers, Caps, Ended, LowerLayer, Received, Stop};
 
 /// Bytes that a pipe keeps for the peer. More than a path at full speed has in flight.
@@ -531,6 +531,10 @@ impl SetUp for StreamLink {
 
     fn name(&self, name: u64) {
         self.set_name(name);
+    }
+
+    fn kind(&self) -> Kind {
+        Kind::Rd
     }
 
     fn into_link(self: Box<Self>) -> Link {

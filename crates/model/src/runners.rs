@@ -2,11 +2,13 @@
 //! those do is `uwarp-sim`'s.
 
 use std::cell::Cell;
+use std::convert::Infallible;
 use std::net::{Ipv4Addr, SocketAddr};
 use std::os::fd::RawFd;
 use std::sync::{Arc, Mutex};
 
 use llp::Link;
+use llp::link::Kind;
 use rustix::io::Errno;
 use uwarp_rnic::VerbsError;
 use uwarp_rnic::qp::{Disconnect, QpModify, StreamParams};
@@ -54,6 +56,10 @@ impl Qp {
         match *self {}
     }
 
+    pub fn keep_place(&self, _: StreamNumber, _: Infallible) {
+        match *self {}
+    }
+
     pub fn modify(&self, _: &QpModify) -> Result<(), VerbsError> {
         match *self {}
     }
@@ -71,7 +77,9 @@ pub mod host {
 
     use super::*;
 
-    pub fn choice(_: &Negotiated, _: [SocketAddr; 2]) {}
+    pub fn choice(_: &Negotiated, _: Kind, _: [SocketAddr; 2], _: SocketAddr) -> ((), Option<Infallible>) {
+        ((), None)
+    }
 
     pub struct Settling;
 

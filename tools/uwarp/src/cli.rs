@@ -315,12 +315,13 @@ pub struct RunOptions {
     #[arg(long, value_name = "auto|on|off", env = "UWARP_ASK", hide_env_values = true, ignore_case = true)]
     pub ask: Option<Ask>,
     /// What carries streams. auto: memory that two processes of one host share where both ends can, otherwise
-    /// their TCP connection, and `uwarp stat` says why; tcp; memory; rd: reliable datagrams over UDP. A
-    /// connection that cannot have memory or rd fails with EOPNOTSUPP. Or rules for peers, of which the first
-    /// that matches decides: memory:127.0.0.0/8,tcp:10.0.0.5:7471,rd:[fd00::/8]
+    /// their TCP connection, and `uwarp stat` says why; tcp; memory; rd: reliable datagrams over UDP;
+    /// hybrid:N: auto for the first N peers, rd for all others. A connection that cannot have memory or rd
+    /// fails with EOPNOTSUPP. Or rules for peers, of which the first that matches decides:
+    /// memory:127.0.0.0/8,tcp:10.0.0.5:7471,rd:[fd00::/8]
     /// (LINK:PEER[/BITS][:PORT[-LAST]]; the port is the listening end's). tcpdump and tshark see no memory
     /// [default: auto]
-    #[arg(long, value_name = "auto|tcp|memory|rd|RULES", env = "UWARP_LINK", hide_env_values = true,
+    #[arg(long, value_name = "auto|tcp|memory|rd|hybrid:N|RULES", env = "UWARP_LINK", hide_env_values = true,
           value_parser = link_rules)]
     pub link: Option<String>,
     /// Let `uwarp stat` see the program [default: on]

@@ -3,7 +3,7 @@
 //! ```text
 //! rules = rule *("," rule)                 the first that matches decides; none: auto
 //! rule  = link [":" peer [":" port]]
-//! link  = "auto" / "tcp" / "memory" / "rd"
+//! link  = "auto" / "tcp" / "memory" / "rd" / "hybrid:" NUMBER
 //! peer  = IPv4 ["/" BITS] / "[" IPv6 ["/" BITS] "]" / "*"
 //! port  = FIRST ["-" LAST]                 of the end that listens
 //! ```
@@ -23,6 +23,16 @@ pub enum LinkChoice {
     Memory,
     /// Reliable datagrams, or none.
     Rd,
+    /// `Auto` while so many peers or fewer have a link of their own, reliable datagrams for all others: who
+    /// connects decides ([`crate::places`]).
+    Hybrid(u32),
+}
+
+impl LinkChoice {
+    /// Whether connections by reliable datagrams are among those that it allows.
+    pub fn allows_rd(self) -> bool {
+        matches!(self, Self::Rd | Self::Hybrid(_))
+    }
 }
 
 /// The rules of a process.
@@ -55,7 +65,7 @@ impl Links {
 
     /// Whether a rule chooses reliable datagrams for some connection.
     pub fn may_choose_rd(&self) -> bool {
-        self.0.iter().any(|rule| rule.link == LinkChoice::Rd)
+        self.0.iter().any(|rule| rule.link.allows_rd())
     }
 
     /// Whether a rule chooses them for some connection of which the listening end has this port.
@@ -67,10 +77,10 @@ impl Links {
             *is_decided = rule.peer.is_none();
             goes_on.then_some(rule)
         });
-        possible.any(|rule| rule.link == LinkChoice::Rd)
+        possible.any(|rule| rule.link.allows_rd())
     }
 
-    /// Whether no connection uses memory.
+    /// Whether no connection uses memory. (With `hybrid:0` too a peer may connect over TCP, and ask for it.)
     pub fn need_no_memory(&self) -> bool {
         let all = self.0.iter().position(|rule| rule.peer.is_none() && rule.ports == ANY_PORT);
         let (rules, others) = match all {
@@ -97,13 +107,26 @@ impl FromStr for Links {
 impl Rule {
     fn parse(text: &str) -> Result<Self, String> {
         let (link, rest) = text.split_once(':').unwrap_or((text, "*"));
-        let link = match link.trim().to_ascii_lowercase().as_str() {
+        let link = link.trim().to_ascii_lowercase();
+        if link == "hybrid" {
+            let (most, rest) = rest.split_once(':').unwrap_or((rest, "*"));
+            let most = most.trim().parse().map_err(|_| {
+                "\"hybrid\" needs the number of peers that get a link of their own: hybrid:N".to_owned()
+            })?;
+            return Self::of(LinkChoice::Hybrid(most), rest);
+        }
+        let link = match link.as_str() {
             "auto" => LinkChoice::Auto,
             "tcp" => LinkChoice::Tcp,
             "memory" => LinkChoice::Memory,
             "rd" => LinkChoice::Rd,
-            other => return Err(format!("\"{other}\" is none of: auto, tcp, memory, rd")),
+            other => return Err(format!("\"{other}\" is none of: auto, tcp, memory, rd, hybrid:N")),
         };
+        Self::of(link, rest)
+    }
+
+    /// `rest`: the peer and the port.
+    fn of(link: LinkChoice, rest: &str) -> Result<Self, String> {
         let rest = rest.trim();
         let (peer, port) = match rest.strip_prefix('[') {
             Some(v6) => {
@@ -135,6 +158,7 @@ impl fmt::Display for LinkChoice {
             Self::Tcp => "tcp",
             Self::Memory => "memory",
             Self::Rd => "rd",
+            Self::Hybrid(most) => return write!(f, "hybrid:{most}"),
         })
     }
 }
@@ -200,6 +224,13 @@ mod tests {
             ("rd", "10.0.0.1", 7, Rd),
             ("RD:10.0.0.0/8:7000-7999", "10.9.0.1", 7471, Rd),
             ("rd:10.0.0.0/8:7000-7999", "10.9.0.1", 8000, Auto),
+            ("hybrid:8", "10.0.0.1", 7, Hybrid(8)),
+            ("Hybrid: 0", "::1", 7, Hybrid(0)),
+            ("hybrid:2:10.0.0.0/8:7000-7999,tcp", "10.9.0.1", 7471, Hybrid(2)),
+            ("hybrid:2:10.0.0.0/8:7000-7999,tcp", "10.9.0.1", 8000, Tcp),
+            ("hybrid:2:[fd00::/8]:7471,rd", "fd12::3", 7471, Hybrid(2)),
+            ("auto:10.0.0.1,hybrid:4:*:7471", "10.0.0.1", 7471, Auto),
+            ("auto:10.0.0.1,hybrid:4:*:7471", "10.0.0.2", 7471, Hybrid(4)),
         ] {
             assert_eq!(choose(rules, peer, port), link, "{rules} {peer} {port}");
         }
@@ -208,7 +239,7 @@ mod tests {
     #[test]
     fn what_has_no_meaning_says_why() {
         for (rules, word) in [
-            ("ring", "auto, tcp, memory, rd"),
+            ("ring", "auto, tcp, memory, rd, hybrid:N"),
             ("tcp:", "not an IP address"),
             ("tcp:host", "not an IP address"),
             ("tcp:fd00::1", "[fd00::1]"),
@@ -217,6 +248,11 @@ mod tests {
             ("tcp:10.0.0.0/33", "0 to 32"),
             ("tcp:10.0.0.1:0", "not a port"),
             ("tcp:10.0.0.1:9-7", "not a port"),
+            ("hybrid", "hybrid:N"),
+            ("hybrid:", "hybrid:N"),
+            ("hybrid:-1", "hybrid:N"),
+            ("hybrid:10.0.0.1", "hybrid:N"),
+            ("hybrid:2:10.0.0.1:0", "not a port"),
             ("memory,tcp:10.0.0.1:", "the rule \"tcp:10.0.0.1:\""),
         ] {
             let error = rules.parse::<Links>().unwrap_err();
@@ -235,8 +271,14 @@ mod tests {
             ("rd:10.0.0.1:7", 8, false),
             ("tcp:*:1-100,rd", 7, false),
             ("tcp:*:1-100,rd", 101, true),
+            ("hybrid:0", 7, true),
+            ("hybrid:9:10.0.0.1:7", 7, true),
+            ("hybrid:9:10.0.0.1:7", 8, false),
+            ("tcp,hybrid:9", 7, false),
         ] {
-            assert_eq!(rules.parse::<Links>().unwrap().may_choose_rd_at(port), may, "{rules} {port}");
+            let links: Links = rules.parse().unwrap();
+            assert_eq!(links.may_choose_rd_at(port), may, "{rules} {port}");
+            assert!(links.may_choose_rd() || !may, "{rules}");
         }
     }
 
@@ -253,6 +295,10 @@ mod tests {
             ("rd", true),
             ("rd:10.0.0.1", false),
             ("rd:10.0.0.1,tcp", true),
+            ("hybrid:4", false),
+            ("hybrid:0", false),
+            ("hybrid:4:10.0.0.1,tcp", false),
+            ("tcp,hybrid:4", true),
         ] {
             assert_eq!(rules.parse::<Links>().unwrap().need_no_memory(), need_no_memory, "{rules}");
         }

@@ -16,6 +16,7 @@ use uwarp_rnic::qp::{Now, QpModify, QpState};
 use super::{Conn, Inner, Notice, Qp, StreamNumber, Timer, link_caps, mark};
 use crate::config::LinkChoice;
 use crate::host::{Granted, Why};
+use crate::places::Place;
 use crate::pump::Pump;
 
 /// Whether the link of a stream may change before its first byte.
@@ -48,6 +49,8 @@ impl Settling {
             (LinkChoice::Tcp, ..) | (LinkChoice::Auto, false, _) => Self::Over,
             // They are chosen when a connection is made, and this one is TCP's. (That is said next.)
             (LinkChoice::Rd, ..) => Self::Asking { required: true, established: false },
+            // (It is one of the others by now: [`crate::host::choice`].)
+            (LinkChoice::Hybrid(_), ..) => Self::Over,
             (_, _, true) => Self::Asking { required, established: false },
             (_, _, false) => Self::Open { required, granted: None },
         }
@@ -127,6 +130,17 @@ impl Qp {
             && let Some(Conn { settling: Settling::Open { granted, .. }, .. }) = &mut inner.conn
         {
             *granted = Some(lane);
+        }
+        self.let_go(inner);
+    }
+
+    /// The peer of this stream has this place until the stream ends.
+    pub fn keep_place(&self, number: StreamNumber, place: Place) {
+        let mut inner = self.inner.lock();
+        if inner.streams == number
+            && let Some(conn) = &mut inner.conn
+        {
+            conn.place = Some(place);
         }
         self.let_go(inner);
     }
@@ -228,6 +242,9 @@ impl Qp {
         let Some(conn) = inner.conn.as_mut().filter(|_| inner.streams == number) else {
             return Err(VerbsError::Invalid("the stream has ended, or another one has begun"));
         };
+        if conn.link.kind() == Kind::Rd {
+            return Err(VerbsError::Invalid("a stream of reliable datagrams keeps its link"));
+        }
         if !conn.pump.is_untouched() || conn.settling.has_failed() {
             return Err(VerbsError::Invalid("this stream is in use"));
         }
