@@ -32,6 +32,8 @@ mod fabric;
 mod fresh;
 #[path = "programs/guest.rs"]
 mod guest;
+#[path = "programs/hybrid.rs"]
+mod hybrid;
 #[path = "programs/installed.rs"]
 mod installed;
 #[path = "programs/learning.rs"]

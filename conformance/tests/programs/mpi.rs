@@ -366,13 +366,13 @@ fn uncommon() -> Vec<Case> {
 }
 
 /// A compiled program and where it lies.
-struct Built {
-    dir: Scratch,
-    program: PathBuf,
+pub struct Built {
+    pub dir: Scratch,
+    pub program: PathBuf,
 }
 
 impl Built {
-    fn new(name: &str, mpi: Mpi) -> Outcome<Built> {
+    pub fn new(name: &str, mpi: Mpi) -> Outcome<Built> {
         let dir = Scratch::new("mpi")?;
         let compiler = mpi.compiler()?.display().to_string();
         let program = cc::build_by(&compiler, &format!("mpi/{name}"), dir.path(), "")?;

@@ -16,6 +16,7 @@ use super::{AS_IWARP, Case, Env, LONG, PERFTEST_LIMIT, World};
 
 const LO: &[Topology] = &[Loopback4];
 const VETH: &[Topology] = &[Veth1500V4];
+const VETH6: &[Topology] = &[Veth1500V6];
 const WAYS: &[Topology] = &[Loopback4, Veth1500V4, Veth9000V4];
 const ALL: &[Topology] = &[Loopback4, Veth1500V4, Veth9000V4, Veth1500V6];
 
@@ -40,9 +41,15 @@ pub fn cases() -> Vec<Case> {
         }),
         row("ib_send_bw", "over rd, by number, -D 2", WAYS, |w, p| w.perftest_over_rd("ib_send_bw", p)),
         row("ib_atomic_bw", "over rd, by number, -D 2", LO, |w, p| w.perftest_over_rd("ib_atomic_bw", p)),
-        row("ibv_rc_pingpong", "over rd, -g 0 -n 20000", LO, |w, p| w.pingpong_over_rd("-n 20000", p)),
+        row("ibv_rc_pingpong", "over rd, -g 0 -n 20000", LO, |w, p| w.pingpong_over_rd("-g 0 -n 20000", p)),
+        row("ibv_rc_pingpong", "over rd, -g 2 -n 20000, a link-local GID", VETH6, |w, p| {
+            for ns in [p.server, p.client].into_iter().flatten() {
+                ns.settled()?;
+            }
+            w.pingpong_over_rd("-g 2 -n 20000", p)
+        }),
         row("ibv_rc_pingpong", "over rd, -g 0 -e -c -s 1048576 -n 1000", VETH, |w, p| {
-            w.pingpong_over_rd("-e -c -s 1048576 -n 1000", p)
+            w.pingpong_over_rd("-g 0 -e -c -s 1048576 -n 1000", p)
         }),
         row("ib_send_lat", "over rd, 2 % of the packets are lost", VETH, |w, _| {
             w.with_loss(|place| w.perftest_over_rd("ib_send_lat -R -s 64", place))
@@ -51,7 +58,7 @@ pub fn cases() -> Vec<Case> {
             w.with_loss(|place| w.perftest_over_rd("ib_write_bw -R", place))
         }),
         row("ibv_rc_pingpong", "over rd, 2 % of the packets are lost", VETH, |w, _| {
-            w.with_loss(|place| w.pingpong_over_rd("-c -s 65536 -n 2000", place))
+            w.with_loss(|place| w.pingpong_over_rd("-g 0 -c -s 65536 -n 2000", place))
         }),
         Case {
             program: "rping",
@@ -77,21 +84,33 @@ pub fn cases() -> Vec<Case> {
 
 impl World {
     fn rping_over_rd(&self, env: Env, place: Place<'_>) -> Outcome {
+        self.rping_over(["rd"; 2], "rd", env, place)
+    }
+
+    /// With these rules at server and client, `link` carries the stream.
+    pub fn rping_over(&self, rules: [&str; 2], link: &str, env: Env, place: Place<'_>) -> Outcome {
         let port = free_port();
-        let end = |role, ns, rounds| {
-            let line = format!("rping {role} -V -S 1000 -C {rounds} -a {} -p {port}", place.address);
-            Ok(self.over(&line, "rd", ns)?.envs(env))
+        let end = |role, rule, ns| {
+            let line = format!("rping {role} -V -S 1000 -C 5000 -a {} -p {port}", place.address);
+            Ok(self.over(&line, rule, ns)?.envs(env))
         };
-        let ends = self.see_rd(&end("-s", place.server, 5000)?, &end("-c", place.client, 5000)?, port)?;
+        let [server, client] = rules;
+        let ends =
+            self.see(link, &end("-s", server, place.server)?, &end("-c", client, place.client)?, port)?;
         check::rping_quiet(&ends.client).or_else(|why| ends.failure(why))
     }
 
     fn perftest_over_rd(&self, line: &str, place: Place<'_>) -> Outcome {
+        self.perftest_over(line, ["rd"; 2], "rd", place)
+    }
+
+    /// As [`Self::rping_over`].
+    pub fn perftest_over(&self, line: &str, rules: [&str; 2], link: &str, place: Place<'_>) -> Outcome {
         let port = free_port();
         let line = format!("{line} {LASTING} -F -p {port}");
-        let end = |ns| self.over(&line, "rd", ns);
-        let client = end(place.client)?.arg(place.address);
-        let ends = self.see_rd(&end(place.server)?, &client, port)?;
+        let [server, client] = rules;
+        let client = self.over(&line, client, place.client)?.arg(place.address);
+        let ends = self.see(link, &self.over(&line, server, place.server)?, &client, port)?;
         check::no_complaints(&ends.server)?;
         let rows = check::perftest_rows(&ends.client.stdout);
         let [row] = &rows[..] else { return ends.failure("not one result") };
@@ -101,14 +120,14 @@ impl World {
 
     fn pingpong_over_rd(&self, args: &str, place: Place<'_>) -> Outcome {
         let port = free_port();
-        let line = format!("ibv_rc_pingpong -g 0 {args} -p {port}");
+        let line = format!("ibv_rc_pingpong {args} -p {port}");
         let client = self.over(&line, "rd", place.client)?.arg(place.address);
         let ends = self.see_rd(&self.over(&line, "rd", place.server)?, &client, port)?;
         check::has(&ends.client, " iters in ").or_else(|why| ends.failure(why))
     }
 
     /// The end that requires it says why it cannot have it.
-    fn fails_to_connect(&self, [server, client]: [&str; 2], cause: &str, place: Place<'_>) -> Outcome {
+    pub fn fails_to_connect(&self, [server, client]: [&str; 2], cause: &str, place: Place<'_>) -> Outcome {
         let port = free_port();
         let end = |role, link, ns| {
             self.over(&format!("rping {role} -C 5 -a {} -p {port}", place.address), link, ns)
@@ -117,7 +136,7 @@ impl World {
         let client_end = end("-c", client, place.client)?.spawn()?;
         // The other one may stay for ever: rping joins a thread that waits for a completion, when it hears of
         // the end of its connection before it has looked whether it is connected.
-        let requires = if client == "rd" { &client_end } else { &server_end };
+        let requires = if server == "rd" { &server_end } else { &client_end };
         let told = requires.until(LONG, "saying why", |end| {
             let said = end.so_far();
             said.contains("UWARP_LINK requires reliable datagrams, ")
@@ -138,16 +157,22 @@ impl World {
         told.or_else(|why| fail!("{why}: UNREACHABLE and -113 over {link}\n{}", client.text()))
     }
 
-    fn over(&self, line: &str, link: &str, ns: Option<&NetNs>) -> Outcome<Cmd> {
+    pub fn over(&self, line: &str, link: &str, ns: Option<&NetNs>) -> Outcome<Cmd> {
         Ok(self.over_uwarp(line, ns)?.env("UWARP_LINK", link).limit(PERFTEST_LIMIT))
     }
 
     /// Runs both ends, which must use reliable datagrams alone.
     fn see_rd(&self, server: &Cmd, client: &Cmd, port: u16) -> Outcome<Ends> {
+        self.see("rd", server, client, port)
+    }
+
+    /// The same of any link.
+    fn see(&self, link: &str, server: &Cmd, client: &Cmd, port: u16) -> Outcome<Ends> {
         let server = pair::serve(server, port)?;
         let client = client.spawn()?;
         for end in [&client, &server] {
-            end.until(LONG, "a stream over rd", |end| self.links(end).is_some_and(|links| links == ["rd"]))?;
+            let what = format!("a stream over {link}");
+            end.until(LONG, &what, |end| self.links(end).is_some_and(|links| links == [link]))?;
         }
         let ends = Ends { client: client.wait()?, server: server.wait()? };
         ends.exited_ok()?;
@@ -156,6 +181,16 @@ impl World {
 
     /// What carries the streams of a process, each name once; `None`: it has none yet.
     fn links(&self, process: &Running) -> Option<Vec<String>> {
+        let pairs = self.queue_pairs(process)?;
+        let mut links: Vec<String> =
+            pairs.iter().filter_map(|pair| pair["link"].as_str().map(str::to_owned)).collect();
+        links.sort();
+        links.dedup();
+        (!links.is_empty()).then_some(links)
+    }
+
+    /// The queue pairs of a process, as `uwarp stat --json` has them.
+    pub fn queue_pairs(&self, process: &Running) -> Option<Vec<serde_json::Value>> {
         let guard = process.pid().as_raw_nonzero();
         let children = fs::read_to_string(format!("/proc/{guard}/task/{guard}/children")).ok()?;
         let pid = children.split_whitespace().next()?;
@@ -171,11 +206,6 @@ impl World {
         };
         let output = stat.args(["stat", "--json", "--pid", pid]).output().ok()?;
         let document: serde_json::Value = serde_json::from_slice(&output.stdout).ok()?;
-        let pairs = document["processes"][0]["queue_pairs"].as_array()?;
-        let mut links: Vec<String> =
-            pairs.iter().filter_map(|pair| pair["link"].as_str().map(str::to_owned)).collect();
-        links.sort();
-        links.dedup();
-        (!links.is_empty()).then_some(links)
+        document["processes"][0]["queue_pairs"].as_array().cloned()
     }
 }

@@ -41,12 +41,13 @@ const OTHER_NAMES: [(&str, &str); 21] = [
 ];
 
 /// Names of rows whose program is in no package.
-const OWN_NAMES: [&str; 9] = [
+const OWN_NAMES: [&str; 10] = [
     "asyncio",
     "NCCL",
     "make",
     "hello.c",
     "large_datagram.c",
+    "peers.c",
     "rd_memory.c",
     "rd_pingpong.c",
     "unreliable_loss.c",

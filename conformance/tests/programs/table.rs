@@ -12,6 +12,7 @@ use super::ceph;
 use super::crates;
 use super::datagrams;
 use super::fresh;
+use super::hybrid;
 use super::learning;
 use super::mpi;
 use super::mpi_applications;
@@ -141,6 +142,7 @@ pub fn cases() -> Vec<Case> {
         reliable::cases(),
         unreliable::cases(),
         over_rd::cases(),
+        hybrid::cases(),
         rsockets::cases(),
         sockets::cases(),
         verbs::cases(),
