@@ -82,6 +82,14 @@ impl Turn {
         its.into_iter().for_each(|ticket| self.end_contact(now, ticket, Over::Unreachable(errno)));
     }
 
+    /// The system of this peer has no such port: nobody listens there, or not by reliable datagrams.
+    pub(super) fn is_refused(&mut self, now: &Now, remote: SocketAddr) {
+        let contacts = &self.streams.contacts;
+        let all = contacts.asked.iter().chain(&contacts.late);
+        let its: Vec<Ticket> = all.filter(|c| c.route.remote == remote).map(|c| c.ticket).collect();
+        its.into_iter().for_each(|ticket| self.end_contact(now, ticket, Over::Unanswered));
+    }
+
     fn is_unanswered(&self, now: &Now, ticket: Ticket) -> bool {
         let opened = self.streams.opened_as(ticket);
         opened.is_some_and(|opened| !opened.is_heard) && self.machine.stream_answers(now, ticket).is_none()

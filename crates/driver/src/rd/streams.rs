@@ -326,7 +326,10 @@ impl Exchanges {
         if !turn.streams.questions.is_empty() {
             for (remote, answer) in turn.streams.questions.run(now.get()) {
                 match answer {
-                    Said::Refused => turn.machine.port_is(now, remote, PortAnswer::Refused),
+                    Said::Refused => {
+                        turn.machine.port_is(now, remote, PortAnswer::Refused);
+                        turn.is_refused(now, remote);
+                    }
                     Said::Nothing => turn.machine.port_is(now, remote, PortAnswer::Nothing),
                     // What is up goes on, as over TCP: the way may come back.
                     Said::Unreachable(errno) => turn.is_unreachable(now, remote, errno),
