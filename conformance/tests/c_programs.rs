@@ -267,6 +267,10 @@ fn main() -> ExitCode {
         let name = format!("upgrade {group} {address}, {rule}");
         trials.push(Trial::test(name, move || Ok(programs.upgrade(program, group, address, rule, env)?)));
     }
+    let kept = programs.clone();
+    trials.push(Trial::test("upgrade integrity, UWARP_LINK=rd: TCP", move || {
+        Ok(kept.upgrade("upgrade", "integrity", "-", "upgrade", &["UWARP_LINK=rd"])?)
+    }));
     for (server, client, becomes) in UPGRADE_HOSTS {
         let programs = programs.clone();
         let name = format!("upgrade_hosts {becomes}, \"{server}\" and \"{client}\", in namespaces");
@@ -521,7 +525,8 @@ impl Programs {
         let front = [dist.uwarp()?.into_os_string(), "run".into(), option.into(), "--".into()];
         let mut cmd = Cmd::new(program).arg(address).arg(group).behind(front).unset("LD_LIBRARY_PATH");
         for name in env {
-            cmd = cmd.env(name, "1");
+            let (name, value) = name.split_once('=').unwrap_or((name, "1"));
+            cmd = cmd.env(name, value);
         }
         check::statements(&cmd.limit(LIMIT).run()?)
     }

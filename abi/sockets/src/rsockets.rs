@@ -200,26 +200,27 @@ impl Rsockets {
         (got == 0).then(|| unsafe { progress.assume_init() })
     }
 
-    /// Makes all that [`Self::take_over`] needs.
-    pub fn prepare(&self, socket: c_int, with: &take_over) -> bool {
+    /// Makes all that [`Self::take_over`] needs. `EOPNOTSUPP`: `UWARP_LINK` has a rule that no TCP connection
+    /// can follow.
+    pub fn prepare(&self, socket: c_int, with: &take_over) -> Result<(), c_int> {
         self.set_take_over(socket, UWARP_PREPARE, with)
     }
 
     /// [`Self::take_over`] will not follow.
     pub fn give_up(&self, socket: c_int) {
-        self.set_take_over(socket, UWARP_PREPARE, &take_over { fd: -1, initiates: 0 });
+        let _ = self.set_take_over(socket, UWARP_PREPARE, &take_over { fd: -1, initiates: 0 });
     }
 
     /// The connection of the TCP socket that was prepared becomes this socket's.
     pub fn take_over(&self, socket: c_int, with: &take_over) -> bool {
-        self.set_take_over(socket, UWARP_TAKE_OVER, with)
+        self.set_take_over(socket, UWARP_TAKE_OVER, with).is_ok()
     }
 
-    fn set_take_over(&self, socket: c_int, name: c_int, with: &take_over) -> bool {
+    fn set_take_over(&self, socket: c_int, name: c_int, with: &take_over) -> Result<(), c_int> {
         let (value, len) = (std::ptr::from_ref(with).cast(), size_of::<take_over>() as socklen_t);
         // SAFETY: the structure and its length.
         let set = || unsafe { (self.rsetsockopt)(socket, SOL_UWARP_PRELOAD, name, value, len) };
-        sys::quietly(set) == 0
+        sys::quietly(|| if set() == 0 { Ok(()) } else { Err(uwarp_preload::errno()) })
     }
 
     /// What has become of that: `None`: nothing yet.

@@ -51,6 +51,13 @@ pub fn cases() -> Vec<Case> {
         row("ibv_rc_pingpong", "over rd, -g 0 -e -c -s 1048576 -n 1000", VETH, |w, p| {
             w.pingpong_over_rd("-g 0 -e -c -s 1048576 -n 1000", p)
         }),
+        Case {
+            program: "tgtd",
+            manner: "iser://, over rd",
+            checked: "as over TCP. The target listens on one port of IPv4 and of IPv6, each by itself",
+            at: LO,
+            run: Custom(|w, p| w.iser(&[("UWARP_LINK", "rd")], p)),
+        },
         row("ib_send_lat", "over rd, 2 % of the packets are lost", VETH, |w, _| {
             w.with_loss(|place| w.perftest_over_rd("ib_send_lat -R -s 64", place))
         }),

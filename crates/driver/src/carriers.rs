@@ -69,7 +69,9 @@ impl Bound for Either {
         if !Config::get().links.may_choose_rd_at(local.port()) {
             return self.tcp.listen(backlog).map_err(|(errno, tcp)| (errno, with_rules(tcp)));
         }
-        let rd = device().and_then(|nic| nic.stream_port_at(local.port())?.listen(u32::from(local.port())));
+        let service = u32::from(local.port());
+        let at = local.ip().to_canonical();
+        let rd = device().and_then(|nic| nic.stream_port_at(local.port())?.listen(service, at));
         match rd {
             Ok(rd) => match self.tcp.listen(backlog) {
                 Ok(tcp) => Ok(Box::new(Both { tcp, rd, local })),

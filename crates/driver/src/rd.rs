@@ -676,7 +676,7 @@ impl Turn {
                         self.machine.search(now, route, limit);
                     }
                 }
-                Action::AskPort { route } => self.streams.questions.ask(now.get(), route),
+                Action::AskPort { route, urgent } => self.streams.questions.ask(now.get(), route, urgent),
                 Action::TakeBack { message, pair } => {
                     if let Some(qp) = self.find(pair.destination) {
                         self.call(&qp, |core| core.take_back(message)).wake();

@@ -8,6 +8,7 @@ use std::time::{Duration, Instant};
 
 use rustix::io::Errno;
 use uwarp_cm::{CmError, ConnParam, Id, State as IdState};
+use uwarp_driver::config::{Config, LinkChoice};
 use uwarp_driver::{Descriptor, Nic, Readiness, Source, Token};
 use uwarp_llp::route;
 use uwarp_mem::MemSeg;
@@ -228,7 +229,12 @@ impl Socket {
 
     /// Makes all that [`Self::take_over`] needs, so that it does not fail for want of memory or descriptors.
     /// As long as that has not been called, the connection is the caller's alone.
+    ///
+    /// `OPNOTSUPP`: a rule of `UWARP_LINK` requires reliable datagrams for it, and it is TCP's.
     pub fn prepare_to_take_over(&self, tcp: BorrowedFd<'_>, role: Role) -> Result<(), Errno> {
+        if requires_datagrams(tcp, role) {
+            return Err(Errno::OPNOTSUPP);
+        }
         let mut inner = self.inner.lock();
         let Phase::Idle(_) = &inner.phase else { return Err(Errno::INVAL) };
         let terms = Terms { options: inner.options, ..Terms::new(role) };
@@ -724,6 +730,14 @@ impl Source for Keepalive {
 }
 
 /// Gives an id the options that concern it.
+/// Whether the stream of this TCP connection would have to go by reliable datagrams.
+fn requires_datagrams(tcp: BorrowedFd<'_>, role: Role) -> bool {
+    let [Some(own), Some(peer)] = route::addresses(tcp) else { return false };
+    // Who accepted the connection initiates the stream.
+    let port = if role == Role::Initiator { own.port() } else { peer.port() };
+    Config::get().links.choose(peer.ip(), port) == LinkChoice::Rd
+}
+
 fn prepare(id: &Id, options: &Options, v6: bool) -> Result<(), Errno> {
     id.set_options(|_, of_id| {
         of_id.reuseaddr = options.reuse_address;

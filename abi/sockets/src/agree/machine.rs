@@ -105,6 +105,8 @@ pub struct Agreement {
     refusals: u8,
     /// Another user has the name of the connection, as far as is known.
     foreign: bool,
+    /// Why a stream cannot be made, if not for want of room.
+    obstacle: Option<Why>,
     welcomes: u32,
     /// It stays TCP.
     why: Option<Why>,
@@ -134,6 +136,7 @@ impl Agreement {
             step: 0,
             refusals: 0,
             foreign: false,
+            obstacle: None,
             welcomes: 0,
             why: None,
             next: None,
@@ -216,7 +219,7 @@ impl Agreement {
     }
 
     fn missing(&self) -> Why {
-        if self.vetoed { Why::Vetoed } else { Why::NoRoom }
+        if self.vetoed { Why::Vetoed } else { self.obstacle.unwrap_or(Why::NoRoom) }
     }
 
     fn say(&self, kind: Kind) -> Action {
@@ -353,6 +356,11 @@ impl Agreement {
             }
             _ => Vec::new(),
         }
+    }
+
+    /// A stream cannot be made, for this reason.
+    pub fn cannot(&mut self, why: Why) {
+        self.obstacle = Some(why);
     }
 
     /// Whether the last datagram was not sent because another user has the connection's name. He may let go

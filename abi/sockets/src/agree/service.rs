@@ -640,7 +640,10 @@ fn replace(conn: &Arc<Conn>, calls: &Rsockets, number: c_int, pattern: Pattern) 
         false
     };
     let initiates = c_int::from(conn.agreement.lock().role() == Role::Accepted);
-    if !calls.prepare(number, &take_over { fd: tcp, initiates }) {
+    if let Err(errno) = calls.prepare(number, &take_over { fd: tcp, initiates }) {
+        if errno == libc::EOPNOTSUPP {
+            conn.agreement.lock().cannot(Why::Datagrams);
+        }
         return undo();
     }
     let Ok((sock, end)) = Sock::in_front_of(calls, number, tcp, conn, numbers.len()) else { return undo() };

@@ -46,11 +46,12 @@ impl Backlog {
         let mut waiting = self.waiting.lock();
         let free = MOST - waiting.pipes.len();
         let name = waiting.name;
-        let count = waiting.of_address.entry(pipe.ends().peer.ip()).or_insert(0);
-        if *count >= free * SHARE {
+        let address = pipe.ends().peer.ip();
+        let count = waiting.of_address.get(&address).copied().unwrap_or(0);
+        if count >= free * SHARE {
             return None;
         }
-        *count += 1;
+        waiting.of_address.insert(address, count + 1);
         waiting.pipes.push_back(Arc::clone(pipe));
         Some(name)
     }

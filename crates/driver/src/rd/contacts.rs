@@ -16,8 +16,9 @@ const CONTACT: Duration = Duration::from_secs(2);
 /// Unless its system says nothing of the port either: the own one needs three seconds to find that no host
 /// has the address, and TCP reports that.
 const HOST: Duration = Duration::from_secs(4);
-/// Its port is asked for after this time.
-const ASK: Duration = Duration::from_millis(200);
+/// Its port is asked for after this time: who listens a third of a second late has a connection, as over TCP
+/// (crates/cm/src/machine/active.rs).
+const ASK: Duration = Duration::from_millis(350);
 
 #[derive(Debug, Clone, Copy)]
 struct Contact {

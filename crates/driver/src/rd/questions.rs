@@ -11,10 +11,11 @@ use std::time::{Duration, Instant};
 
 use smallvec::SmallVec;
 use uwarp_llp::asked_port::{AskedPort, Said};
-use uwarp_process::PerProcess;
+use uwarp_process::{Birth, PerProcess};
 use uwarp_proto::rd;
 use uwarp_wire::rd::{Header, Kind, VERSION};
 
+use crate::fork::Uncancelled;
 use crate::sync::Mutex;
 
 /// Questions of the process at a time; each has a descriptor.
@@ -34,6 +35,8 @@ const LOOKS: [Duration; 10] = [
 ];
 /// As many of them where it is not known whether the host is there.
 const LOOKS_FOR_PORT: usize = 6;
+/// Questions that wait for a place at most. The machine repeats those that find none.
+const MOST_WAITING: usize = 1024;
 /// A question that has no place is tried again after this time.
 const AGAIN: Duration = Duration::from_millis(50);
 
@@ -41,19 +44,22 @@ const AGAIN: Duration = Duration::from_millis(50);
 static ASKED: PerProcess<Mutex<Vec<IpAddr>, 29>> = PerProcess::new(Mutex::default);
 
 /// The right to ask an address.
-struct Place(IpAddr);
+struct Place(IpAddr, Birth);
 
 impl Place {
     fn take(address: IpAddr) -> Option<Self> {
         let mut asked = ASKED.lock();
         let is_free = asked.len() < MOST && !asked.contains(&address);
         is_free.then(|| asked.push(address))?;
-        Some(Self(address))
+        Some(Self(address, Birth::here()))
     }
 }
 
 impl Drop for Place {
     fn drop(&mut self) {
+        if self.1.is_parents() {
+            return;
+        }
         let mut asked = ASKED.lock();
         if let Some(at) = asked.iter().position(|address| *address == self.0) {
             asked.swap_remove(at);
@@ -88,11 +94,19 @@ impl Question {
     }
 }
 
+/// A question that has no place yet.
+struct Waiting {
+    route: rd::Route,
+    most_looks: usize,
+    urgent: bool,
+}
+
 /// Those of one port of this process.
 #[derive(Default)]
 pub(super) struct Questions {
     open: Vec<Question>,
-    waiting: VecDeque<(rd::Route, usize)>,
+    /// Those that are urgent come first.
+    waiting: VecDeque<Waiting>,
     again_at: Option<Instant>,
 }
 
@@ -106,33 +120,45 @@ impl Questions {
         self.open.iter().map(Question::look_at).chain(self.again_at).min()
     }
 
-    /// The port of this peer is to be asked for.
-    pub fn ask(&mut self, now: Instant, route: rd::Route) {
-        self.ask_for(now, route, LOOKS_FOR_PORT);
+    /// The port of this peer is to be asked for; `urgent`: before those that are not.
+    pub fn ask(&mut self, now: Instant, route: rd::Route, urgent: bool) {
+        self.ask_for(now, route, LOOKS_FOR_PORT, urgent);
     }
 
     /// The same before contact.
     pub fn ask_host(&mut self, now: Instant, route: rd::Route) {
-        self.ask_for(now, route, LOOKS.len());
+        self.ask_for(now, route, LOOKS.len(), true);
     }
 
     /// Whether an answer of this port may still come.
     pub fn is_open(&self, remote: SocketAddr) -> bool {
         self.open.iter().any(|question| question.remote == remote)
-            || self.waiting.iter().any(|(other, _)| other.remote == remote)
+            || self.waiting.iter().any(|other| other.route.remote == remote)
     }
 
-    fn ask_for(&mut self, now: Instant, route: rd::Route, most_looks: usize) {
-        if !self.is_open(route.remote) {
-            self.waiting.push_back((route, most_looks));
+    fn ask_for(&mut self, now: Instant, route: rd::Route, most_looks: usize, urgent: bool) {
+        let waiting = &mut self.waiting;
+        if urgent && waiting.back().is_some_and(|last| !last.urgent) {
+            waiting.retain(|other| other.urgent || other.route.remote != route.remote);
+            // Those that are not urgent come last. If they are lost, it is known later what refusals are worth.
+            waiting.truncate(MOST_WAITING - 1);
+        }
+        if self.waiting.len() < MOST_WAITING && !self.is_open(route.remote) {
+            let at = match urgent {
+                true => self.waiting.iter().position(|other| !other.urgent).unwrap_or(self.waiting.len()),
+                false => self.waiting.len(),
+            };
+            self.waiting.insert(at, Waiting { route, most_looks, urgent });
             self.again_at = Some(now);
         }
     }
 
     /// Asks, and returns what has come of it.
     pub fn run(&mut self, now: Instant) -> SmallVec<[(SocketAddr, Said); 1]> {
+        // What is closed here are descriptors, in calls of the program's that are no cancellation points.
+        let _uncancelled = Uncancelled::begin();
         if self.again_at.is_some_and(|at| at <= now) {
-            self.waiting.retain(|(route, most_looks)| !begin(&mut self.open, now, *route, *most_looks));
+            self.waiting.retain(|next| !begin(&mut self.open, now, next.route, next.most_looks));
             self.again_at = (!self.waiting.is_empty()).then(|| now + AGAIN);
         }
         let mut answers = SmallVec::new();
@@ -141,6 +167,10 @@ impl Questions {
             answers.extend(answer.map(|answer| (question.remote, answer)));
             answer.is_none()
         });
+        if !answers.is_empty() && !self.waiting.is_empty() {
+            // There is a place now.
+            self.again_at = Some(now);
+        }
         answers
     }
 }
@@ -199,10 +229,10 @@ mod tests {
         let mut questions = Questions::default();
         let mut others = Questions::default();
         let now = Instant::now();
-        questions.ask(now, route(1, 2, taken));
-        questions.ask(now, route(1, 2, taken));
-        questions.ask(now, route(1, 2, free_port));
-        others.ask(now, route(1, 2, free_port));
+        questions.ask(now, route(1, 2, taken), true);
+        questions.ask(now, route(1, 2, taken), true);
+        questions.ask(now, route(1, 2, free_port), true);
+        others.ask(now, route(1, 2, free_port), true);
         assert!(questions.run(now).is_empty() && others.run(now).is_empty());
         assert_eq!((questions.open.len(), questions.waiting.len(), others.open.len()), (1, 1, 0));
         let mut answers = run(&mut questions, 1500);

@@ -5,12 +5,13 @@
 //! pipe and raises its name. The other way round, who wants something puts its pipe on a list, and has a turn
 //! if nobody else does.
 
-use std::net::SocketAddr;
+use std::net::{IpAddr, SocketAddr};
 use std::sync::{Arc, Weak};
 use std::time::{Duration, Instant};
 
 use rustc_hash::FxHashMap;
 use rustix::io::Errno;
+use smallvec::SmallVec;
 use uwarp_llp::asked_port::Said;
 use uwarp_llp::carrier::{Ends, Listening, SetUp, Watch};
 use uwarp_llp::streams::{Carries, Over, Pipe, StreamLink};
@@ -35,7 +36,7 @@ pub(super) struct Streams {
     pipes: FxHashMap<Ticket, Arc<Pipe>>,
     /// The names of those that this process has opened or accepted, by the pipe's address.
     tickets: FxHashMap<usize, Opened>,
-    listening: FxHashMap<u32, Weak<Backlog>>,
+    listening: FxHashMap<u32, SmallVec<[Listener; 1]>>,
     /// Contact that is being made.
     pub contacts: Contacts,
     /// Ports of peers that are silent.
@@ -119,7 +120,7 @@ impl StreamPort {
     /// host, if the caller has chosen one.
     pub fn connect(
         &self,
-        from: Option<std::net::IpAddr>,
+        from: Option<IpAddr>,
         to: SocketAddr,
         service: u32,
     ) -> Result<Box<dyn SetUp>, Errno> {
@@ -144,13 +145,16 @@ impl StreamPort {
         }
     }
 
-    /// Takes streams for a service from now on.
-    pub fn listen(&self, service: u32) -> Result<Box<dyn Listening>, Errno> {
+    /// Takes streams for a service from now on, of those that come to this address. (Programs listen on all
+    /// addresses of each family by itself, or on some addresses.)
+    pub fn listen(&self, service: u32, at: IpAddr) -> Result<Box<dyn Listening>, Errno> {
         let backlog = Arc::new(Backlog::default());
         let mut turn = self.exchanges.turn.lock();
-        let known = turn.streams.listening.get(&service).is_some_and(|known| known.strong_count() > 0);
+        let listening = turn.streams.listening.entry(service).or_default();
+        listening.retain(|listener| listener.backlog.strong_count() > 0);
+        let known = listening.iter().any(|listener| listener.at == at);
         if !known {
-            turn.streams.listening.insert(service, Arc::downgrade(&backlog));
+            listening.push(Listener { at, backlog: Arc::downgrade(&backlog) });
             turn.machine.take_streams(service, true);
         }
         self.exchanges.release(turn);
@@ -197,6 +201,25 @@ impl Carries for StreamPort {
     }
 }
 
+/// Who takes the streams of a service that come to an address.
+struct Listener {
+    at: IpAddr,
+    backlog: Weak<Backlog>,
+}
+
+impl Listener {
+    /// How well it fits a stream that has come to this address, as the system chooses among sockets of one
+    /// port; 0: it does not.
+    fn fits(&self, to: IpAddr) -> u8 {
+        match self.at {
+            at if at == to => 3,
+            at if at.is_unspecified() && at.is_ipv4() == to.is_ipv4() => 2,
+            at if at.is_unspecified() && at.is_ipv6() => 1,
+            _ => 0,
+        }
+    }
+}
+
 /// Streams that peers open for a service.
 struct Listens {
     port: Arc<StreamPort>,
@@ -231,8 +254,16 @@ impl Drop for Listens {
         let waiting = self.backlog.take_all();
         let now = Now::unread();
         let mut turn = self.port.exchanges.turn.lock();
-        turn.streams.listening.remove(&self.service);
-        turn.machine.take_streams(self.service, false);
+        let own = Arc::downgrade(&self.backlog);
+        let mut is_last = true;
+        if let Some(listening) = turn.streams.listening.get_mut(&self.service) {
+            listening.retain(|listener| !listener.backlog.ptr_eq(&own));
+            is_last = listening.is_empty();
+        }
+        if is_last {
+            turn.streams.listening.remove(&self.service);
+            turn.machine.take_streams(self.service, false);
+        }
         for pipe in waiting {
             if let Some(opened) = turn.streams.tickets.get(&key(&pipe)) {
                 let ticket = opened.ticket;
@@ -354,7 +385,8 @@ impl Turn {
 
     /// The process leaves: what its program has not accepted is nobody's.
     pub(super) fn refuse_waiting(&mut self, now: &Now) {
-        for backlog in std::mem::take(&mut self.streams.listening).into_values().filter_map(|b| b.upgrade()) {
+        let listening = std::mem::take(&mut self.streams.listening).into_values().flatten();
+        for backlog in listening.filter_map(|listener| listener.backlog.upgrade()) {
             for pipe in backlog.take_all() {
                 if let Some(opened) = self.streams.tickets.get(&key(&pipe)) {
                     self.machine.reset_stream(now, opened.ticket);
@@ -412,7 +444,9 @@ impl Turn {
                     self.streams.pipes.remove(&stream);
                     let opened = self.streams.tickets.remove(&key(&pipe));
                     self.owners.remove(&stream);
-                    if let Some(backlog) = opened.and_then(|opened| self.backlog(opened.service?)) {
+                    let service = opened.and_then(|opened| opened.service);
+                    let listening = service.and_then(|service| self.streams.listening.get(&service));
+                    for backlog in listening.into_iter().flatten().filter_map(|l| l.backlog.upgrade()) {
                         backlog.remove(&pipe);
                     }
                     raise(engine, pipe.ended(over(how)), END);
@@ -425,15 +459,17 @@ impl Turn {
     fn opened(&mut self, engine: &Engine, stream: Ticket, route: rd::Route, service: u32) {
         let pipe = Pipe::new(Ends { local: route.local, peer: route.remote }, None);
         self.enter(stream, &pipe, Some(service));
-        let name = self.backlog(service).and_then(|backlog| backlog.push(&pipe));
+        let name = self.backlog(service, route.local.ip()).and_then(|backlog| backlog.push(&pipe));
         match name {
             Some(name) => raise(engine, name, INPUT),
             None => self.machine.reset_stream(&Now::unread(), stream),
         }
     }
 
-    fn backlog(&self, service: u32) -> Option<Arc<Backlog>> {
-        self.streams.listening.get(&service)?.upgrade()
+    /// Where a stream waits that has come to this address.
+    fn backlog(&self, service: u32, to: IpAddr) -> Option<Arc<Backlog>> {
+        let fitting = self.streams.listening.get(&service)?.iter().filter(|listener| listener.fits(to) > 0);
+        fitting.max_by_key(|listener| listener.fits(to))?.backlog.upgrade()
     }
 }
 

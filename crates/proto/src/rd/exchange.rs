@@ -23,7 +23,7 @@ use super::rtt::Rtt;
 use super::stream_calls::Services;
 use super::streams::Streams;
 use super::unrepeated::Unrepeated;
-use doubt::Doubt;
+use doubt::{Doubt, Refusals};
 
 /// Without a packet for this long, an exchange rests.
 const REST: Duration = Duration::from_secs(30);
@@ -114,6 +114,7 @@ pub(super) struct Exchange {
     /// Since when the peer owes something.
     waiting_since: Option<Instant>,
     doubt: Doubt,
+    refusals: Refusals,
     recovery: Recovery,
     pub(super) congestion: Congestion,
     pacer: Pacer,
@@ -163,6 +164,7 @@ impl Exchange {
             last_used: now,
             waiting_since: None,
             doubt: Doubt::new(now),
+            refusals: Refusals::Untried,
             recovery: Recovery::new(rtt),
             congestion: Congestion::new(),
             pacer: Pacer::default(),
@@ -306,6 +308,7 @@ impl Exchange {
             all.push((chunk.ok()?, at + body.len() - unread.remaining()));
         }
         (self.last_heard, self.last_used) = (now, now);
+        self.weigh_refusals();
         self.unknowns = 0;
         if self.phase == Phase::Resting {
             self.phase = Phase::Up;
@@ -675,8 +678,8 @@ impl Exchange {
             self.probes = 1;
             (self.unknown_at, self.has_probed) = (now, true);
         }
-        if self.is_doubt_due(now) {
-            actions.push(Action::AskPort { route: self.start.route });
+        if let Some(urgent) = self.question(now) {
+            actions.push(Action::AskPort { route: self.start.route, urgent });
         }
         // A lost PING is not repeated: then the peer owes nothing any more.
         self.note_waiting(now);

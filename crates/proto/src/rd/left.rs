@@ -44,6 +44,11 @@ impl Left {
         }
     }
 
+    /// The number of the one that was left first.
+    pub(super) fn oldest(&self) -> Option<u32> {
+        self.order.first().map(|(_, number)| *number)
+    }
+
     /// When the first of them is given up.
     pub(super) fn timeout(&self) -> Option<Instant> {
         self.order.first().map(|(at, _)| *at + LEFT_LIMIT)
@@ -70,7 +75,7 @@ pub(super) struct AllLeft {
 }
 
 impl AllLeft {
-    /// It has so many bytes to send, acknowledgements aside: they count until it ends.
+    /// It keeps so many bytes.
     pub(super) fn enter(&mut self, ticket: Ticket, bytes: u64) {
         self.count += 1;
         if self.places.contains_key(&ticket) {
@@ -87,10 +92,27 @@ impl AllLeft {
         }
     }
 
-    /// The one that ends, because there are too many.
-    pub(super) fn excess(&mut self) -> Option<Ticket> {
+    /// Whether there are any.
+    pub(super) fn is_any(&self) -> bool {
+        !self.order.is_empty()
+    }
+
+    /// It keeps so many bytes now, if it is one of them.
+    pub(super) fn update(&mut self, ticket: Ticket, bytes: u64) {
+        let place = self.places.get(&ticket);
+        if let Some((_, kept)) = place.and_then(|place| self.order.get_mut(place)) {
+            self.bytes = self.bytes - *kept + bytes;
+            *kept = bytes;
+        }
+    }
+
+    /// The one that ends, because there are too many: `of_peer`, one of the peer that has brought the last
+    /// one, or else the one that was left first of all. So who leaves many ends its own.
+    pub(super) fn excess(&mut self, of_peer: Option<Ticket>) -> Option<Ticket> {
         let are_too_many = self.order.len() > MOST || self.bytes > MOST_BYTES && self.order.len() > 1;
-        let (ticket, _) = *self.order.values().next().filter(|_| are_too_many)?;
+        let of_peer = of_peer.filter(|ticket| self.places.contains_key(ticket));
+        let first = self.order.values().next().map(|(ticket, _)| *ticket);
+        let ticket = of_peer.or(first).filter(|_| are_too_many)?;
         self.remove(ticket);
         Some(ticket)
     }
@@ -104,14 +126,26 @@ mod tests {
     fn of_all_that_were_left_the_oldest_one_ends_first() {
         let mut all = AllLeft::default();
         (1..=MOST as u64).for_each(|ticket| all.enter(Ticket(ticket), 0));
-        assert_eq!(all.excess(), None);
+        assert_eq!(all.excess(None), None);
         all.remove(Ticket(1));
         all.enter(Ticket(9000), 0);
-        assert_eq!(all.excess(), None, "one has ended by itself");
+        assert_eq!(all.excess(None), None, "one has ended by itself");
         all.enter(Ticket(9001), 0);
-        assert_eq!([all.excess(), all.excess()], [Some(Ticket(2)), None]);
+        assert_eq!([all.excess(None), all.excess(None)], [Some(Ticket(2)), None]);
         all.enter(Ticket(9002), MOST_BYTES + 1);
-        let ended: Vec<Ticket> = std::iter::from_fn(|| all.excess()).collect();
-        assert_eq!((ended.len(), all.order.len()), (MOST, 1), "only bytes of the newest one stay");
+        all.update(Ticket(9002), 1);
+        assert_eq!([all.excess(None), all.excess(None)], [Some(Ticket(3)), None], "the rest has arrived");
+        all.update(Ticket(9002), MOST_BYTES + 1);
+        let ended: Vec<Ticket> = std::iter::from_fn(|| all.excess(None)).collect();
+        assert_eq!((ended.len(), all.order.len()), (MOST - 1, 1), "only bytes of the newest one stay");
+    }
+
+    #[test]
+    fn who_leaves_too_many_ends_its_own() {
+        let mut all = AllLeft::default();
+        (1..=MOST as u64 + 1).for_each(|ticket| all.enter(Ticket(ticket), 0));
+        assert_eq!(all.excess(Some(Ticket(77))), Some(Ticket(77)));
+        all.enter(Ticket(9000), 0);
+        assert_eq!(all.excess(Some(Ticket(77))), Some(Ticket(1)), "that one has ended");
     }
 }

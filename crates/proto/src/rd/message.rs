@@ -176,6 +176,8 @@ pub enum Action {
     AskPort {
         /// Whose port.
         route: Route,
+        /// It is silent. (If not, the answer only shows what later ones are worth.)
+        urgent: bool,
     },
     /// Put the receive of this message back to the front of its queue. Several come last message first, so
     /// that the order of the receives stays.

@@ -218,7 +218,8 @@ impl Rd {
     /// The owner takes nothing of it any more. What was offered is sent, then its end. It is over when the
     /// peer has that, and after half a minute at the latest.
     ///
-    /// There are bounds on how many are left, and on their bytes. Then the one that was left first is ended.
+    /// There are bounds on how many are left, and on their bytes. Then one is ended: of this peer, the one that
+    /// was left first, or else of all.
     pub fn leave_stream(&mut self, now: &Now, stream: Ticket) {
         let at = now.get();
         let mut kept = None;
@@ -230,9 +231,15 @@ impl Rd {
         if let Some(kept) = kept {
             self.left.enter(stream, kept);
         }
-        while let Some(oldest) = self.left.excess() {
-            self.reset_stream(now, oldest);
+        while let Some(over) = self.left.excess(self.first_left_beside(stream)) {
+            self.reset_stream(now, over);
         }
+    }
+
+    /// Another one of its peer.
+    fn first_left_beside(&self, stream: Ticket) -> Option<Ticket> {
+        let peer = self.peers.get(*self.streams.get(&stream)?)?;
+        peer.exchange.as_ref()?.streams.oldest_left().filter(|oldest| *oldest != stream)
     }
 
     /// Ends a stream without its rest.
@@ -279,8 +286,14 @@ impl Rd {
         let mut news = Vec::new();
         peer.take_stream_news(&mut news);
         for event in news {
-            if let StreamNews::Opened { .. } = event.what {
-                self.streams.insert(event.stream, id);
+            match event.what {
+                StreamNews::Opened { .. } => _ = self.streams.insert(event.stream, id),
+                StreamNews::Acknowledged(_) if self.left.is_any() => {
+                    let kept =
+                        peer.exchange.as_ref().map_or(0, |exchange| exchange.streams.kept(event.stream));
+                    self.left.update(event.stream, kept);
+                }
+                _ => {}
             }
             self.stream_news.push_back(event);
         }

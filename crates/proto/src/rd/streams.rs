@@ -335,6 +335,16 @@ impl Streams {
         self.end_left(Some(now));
     }
 
+    /// The one that its owner has left first, and bytes that one of them keeps.
+    pub(super) fn oldest_left(&self) -> Option<Ticket> {
+        self.by_number.get(&self.left.oldest()?).map(|stream| stream.ticket)
+    }
+
+    pub(super) fn kept(&self, ticket: Ticket) -> u64 {
+        let stream = self.by_ticket.get(&ticket).and_then(|number| self.by_number.get(number));
+        stream.map_or(0, Stream::kept)
+    }
+
     fn end_left(&mut self, now: Option<Instant>) {
         while let Some(number) = self.left.next_over(now) {
             self.send_reset(number);

@@ -7,14 +7,21 @@ use uwarp_proto::rd::{Failure, PortAnswer, Route, StreamEnd, Ticket};
 
 use super::world::{MS, Path, World};
 
-/// A world with a stream on which one byte has gone.
-fn with_stream() -> (World, Ticket) {
+/// A world with a stream on which one byte has gone, and in which the peer's port was tried.
+fn with_stream_after(trial: PortAnswer) -> (World, Ticket) {
     let mut world = World::new(1, Path::default());
     let ours = world.open();
     let now = world.at();
     world.hosts[0].send(&now, ours, b"x");
-    world.run_for(10 * MS);
+    world.run_for(150 * MS);
+    assert_eq!((world.hosts[0].tried, world.hosts[0].asked), (1, 0));
+    let now = world.at();
+    world.hosts[0].port_is(&now, trial);
     (world, ours)
+}
+
+fn with_stream() -> (World, Ticket) {
+    with_stream_after(PortAnswer::Nothing)
 }
 
 #[test]
@@ -45,6 +52,45 @@ fn the_port_of_a_silent_peer_is_asked_for_and_a_refusal_ends_its_streams() {
     for stream in [ours, other] {
         assert_eq!(world.end(0, stream).ended, Some(StreamEnd::Failed(Failure::Restarted)));
     }
+}
+
+/// A router that translates addresses, or a firewall, refuses what comes from another port.
+#[test]
+fn refusals_of_a_port_that_is_taken_are_worth_nothing() {
+    let (mut world, ours) = with_stream_after(PortAnswer::Refused);
+    let now = world.at();
+    world.hosts[0].send(&now, ours, b"y");
+    world.run_for(10 * MS);
+    world.path.loss = 1000;
+    let now = world.at();
+    world.hosts[0].send(&now, ours, b"z");
+    for _ in 0..30 {
+        world.run_for(Duration::from_secs(1));
+        let now = world.at();
+        world.hosts[0].port_is(&now, PortAnswer::Refused);
+    }
+    assert_eq!(world.end(0, ours).ended, None);
+    world.path.loss = 0;
+    world.run_for(Duration::from_secs(1));
+    let theirs = world.hosts[1].opened[0];
+    assert_eq!(world.end(1, theirs).came, b"xyz");
+}
+
+/// It said nothing after the first refusal, so it may be dead.
+#[test]
+fn a_refusal_that_was_never_tried_counts_after_ten_seconds() {
+    let (mut world, ours) = with_stream_after(PortAnswer::Refused);
+    world.path.loss = 1000;
+    let now = world.at();
+    world.hosts[0].send(&now, ours, b"y");
+    for seconds in 1..=11 {
+        world.run_for(Duration::from_secs(1));
+        let now = world.at();
+        world.hosts[0].port_is(&now, PortAnswer::Refused);
+        let ended = world.end(0, ours).ended;
+        assert_eq!(ended.is_some(), seconds >= 10, "{seconds} s: {ended:?}");
+    }
+    assert_eq!(world.end(0, ours).ended, Some(StreamEnd::Failed(Failure::Restarted)));
 }
 
 /// The time in which nothing waited is no silence.

@@ -37,6 +37,8 @@ pub struct Host {
     pub opened: Vec<Ticket>,
     /// How often it has asked for the peer's port.
     pub asked: usize,
+    /// And how often while that answered.
+    pub tried: usize,
 }
 
 impl Host {
@@ -48,6 +50,7 @@ impl Host {
             streams: BTreeMap::new(),
             opened: Vec::new(),
             asked: 0,
+            tried: 0,
         }
     }
 
@@ -58,7 +61,10 @@ impl Host {
 
     pub fn events(&mut self, now: &Now, datagram: &[u8]) {
         while let Some(action) = self.rd.poll_action() {
-            self.asked += usize::from(action == Action::AskPort { route: self.route });
+            if let Action::AskPort { route, urgent } = action {
+                assert_eq!(route, self.route);
+                *if urgent { &mut self.asked } else { &mut self.tried } += 1;
+            }
         }
         while let Some(StreamEvent { stream, what }) = self.rd.poll_stream_event() {
             if let StreamNews::Opened { route, service } = what {

@@ -4,7 +4,6 @@ use std::net::SocketAddr;
 
 use super::super::message::Failure;
 use super::Rd;
-use super::is_local;
 use crate::clock::Now;
 
 /// What the system of a peer says about a port.
@@ -30,12 +29,11 @@ impl Rd {
                     peer.end_exchange(now, Failure::Restarted, &mut self.actions);
                     self.after(now, id);
                 }
-                // The own system always refuses what nobody has; another one may be out of reach.
-                PortAnswer::Nothing if is_local(route) => {
+                PortAnswer::Nothing => {
                     exchange.on_port_taken();
                     self.after(now, id);
                 }
-                PortAnswer::Refused | PortAnswer::Nothing => {}
+                PortAnswer::Refused => {}
             }
         }
     }

@@ -3,6 +3,10 @@
 //! A process that is stopped says nothing either, and over TCP its connections stay: its system answers. Here
 //! the system is asked for the port, which it refuses if no process has it. Until then streams stay, for as
 //! long as TCP's would.
+//!
+//! A question comes from a port of its own, so a router that translates addresses, or a firewall that lets in
+//! what belongs to a flow, may refuse it although the process lives. So another host is asked once while the
+//! peer answers. What it says then is what its refusals are worth.
 
 use std::time::{Duration, Instant};
 
@@ -11,8 +15,12 @@ use super::{Exchange, Phase};
 
 /// The peer's port is asked for when it has left something without an answer for so long.
 const DOUBT: Duration = Duration::from_secs(1);
+/// Its system is asked once so long after the exchange has begun, while the peer answers.
+const TRIAL: Duration = Duration::from_millis(100);
 /// And again after this time, which doubles with each question, up to eight times as long.
 const AGAIN: Duration = Duration::from_secs(1);
+/// Refusals of a host of which it is not known yet what they are worth end streams after this time.
+const UNPROVEN: Duration = Duration::from_secs(10);
 /// Streams end when the peer has been silent for so long. (Those of connections end before: there, half a
 /// minute is the limit of a system that does not answer.)
 const SILENT: Duration = Duration::from_secs(60);
@@ -27,6 +35,21 @@ pub(super) struct Doubt {
     asked: u32,
     next: Instant,
     is_taken: bool,
+}
+
+/// What refusals of the peer's system are worth.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Refusals {
+    /// It was not asked yet while the peer answered.
+    Untried,
+    /// It was.
+    Tried,
+    /// It has refused the port then.
+    Refused(Instant),
+    /// It has not: it does not refuse a port that is taken.
+    Believed,
+    /// It has refused the port, and the peer has said something since.
+    Worthless,
 }
 
 impl Doubt {
@@ -45,38 +68,73 @@ impl Exchange {
         self.doubt.heard == Some(self.last_heard)
     }
 
+    fn is_near(&self) -> bool {
+        self.start.route.local.ip() == self.start.route.remote.ip()
+    }
+
+    /// When it is asked for the first time, while it answers.
+    fn trial_at(&self) -> Option<Instant> {
+        let is_due = self.refusals == Refusals::Untried && !self.is_near();
+        is_due.then(|| self.last_heard.max(self.born + TRIAL))
+    }
+
     /// When the peer's port is asked for.
     pub(super) fn doubt_at(&self) -> Option<Instant> {
         if self.streams.is_empty() || self.phase != Phase::Up {
             return None;
         }
-        let at = self.silent_since()? + DOUBT;
-        Some(if self.is_asked() { at.max(self.doubt.next) } else { at })
+        let silent = self.silent_since().map(|since| since + DOUBT);
+        let doubt = silent.map(|at| if self.is_asked() { at.max(self.doubt.next) } else { at });
+        doubt.into_iter().chain(self.trial_at()).min()
     }
 
-    /// Returns whether the peer's port must be asked for now.
-    pub(super) fn is_doubt_due(&mut self, now: Instant) -> bool {
-        let is_due = self.doubt_at().is_some_and(|at| at <= now);
-        if is_due {
-            if !self.is_asked() {
-                self.doubt = Doubt { heard: Some(self.last_heard), ..Doubt::new(now) };
-            }
-            self.doubt.next = now + AGAIN * (1 << self.doubt.asked.min(3));
-            self.doubt.asked += 1;
+    /// Whether the peer's port must be asked for now, and whether that is urgent.
+    pub(super) fn question(&mut self, now: Instant) -> Option<bool> {
+        self.doubt_at().filter(|at| *at <= now)?;
+        if self.trial_at().is_some_and(|at| at <= now) {
+            self.refusals = Refusals::Tried;
+            return Some(false);
         }
-        is_due
+        if !self.is_asked() {
+            self.doubt = Doubt { heard: Some(self.last_heard), ..Doubt::new(now) };
+        }
+        self.doubt.next = now + AGAIN * (1 << self.doubt.asked.min(3));
+        self.doubt.asked += 1;
+        Some(true)
+    }
+
+    /// The peer has said something.
+    pub(super) fn weigh_refusals(&mut self) {
+        if let Refusals::Refused(at) = self.refusals
+            && self.last_heard > at
+        {
+            self.refusals = Refusals::Worthless;
+        }
     }
 
     /// The system of the peer refuses the port. Whoever sees our packets can forge that, so it counts only
-    /// where the peer is silent, too.
-    pub(in crate::rd) fn is_refused(&self, now: Instant) -> bool {
+    /// where the peer is silent, too. Returns whether the exchange is over.
+    pub(in crate::rd) fn is_refused(&mut self, now: Instant) -> bool {
+        if matches!(self.refusals, Refusals::Untried | Refusals::Tried) {
+            self.refusals = Refusals::Refused(now);
+        }
+        let patience = match self.refusals {
+            _ if self.is_near() => DOUBT,
+            Refusals::Believed => DOUBT,
+            Refusals::Worthless => return false,
+            _ => UNPROVEN,
+        };
         let since = self.silent_since();
-        self.phase == Phase::Up && since.is_some_and(|since| since + DOUBT <= now)
+        self.phase == Phase::Up && since.is_some_and(|since| since + patience <= now)
     }
 
-    /// The system of the peer, which would say so, does not refuse the port.
+    /// The system of the peer does not refuse the port.
     pub(in crate::rd) fn on_port_taken(&mut self) {
-        self.doubt.is_taken = self.is_asked();
+        if self.refusals == Refusals::Tried {
+            self.refusals = Refusals::Believed;
+        }
+        // The own system always refuses what nobody has; another one may be out of reach.
+        self.doubt.is_taken = self.is_near() && self.is_asked();
     }
 
     /// A process has the peer's port, so it is stopped.
