@@ -12,6 +12,7 @@ use uwarp_conformance::topology::{Place, free_port};
 use uwarp_conformance::{Outcome, check, fail, require};
 
 use super::Run::Custom;
+use super::by_number::exchange;
 use super::{AS_IWARP, Case, Env, LONG, PERFTEST_LIMIT, World};
 
 const LO: &[Topology] = &[Loopback4];
@@ -128,7 +129,7 @@ impl World {
     fn pingpong_over_rd(&self, args: &str, place: Place<'_>) -> Outcome {
         let port = free_port();
         let line = format!("ibv_rc_pingpong {args} -p {port}");
-        let client = self.over(&line, "rd", place.client)?.arg(place.address);
+        let client = self.over(&line, "rd", place.client)?.arg(exchange(place));
         let ends = self.see_rd(&self.over(&line, "rd", place.server)?, &client, port)?;
         check::has(&ends.client, " iters in ").or_else(|why| ends.failure(why))
     }
