@@ -262,15 +262,7 @@ fn main() -> ExitCode {
         let programs = programs.clone();
         trials.push(Trial::test(format!("same_calls {how}"), move || Ok(programs.same_calls(option, env)?)));
     }
-    for (program, group, address, rule, env) in UPGRADE {
-        let programs = programs.clone();
-        let name = format!("upgrade {group} {address}, {rule}");
-        trials.push(Trial::test(name, move || Ok(programs.upgrade(program, group, address, rule, env)?)));
-    }
-    let kept = programs.clone();
-    trials.push(Trial::test("upgrade integrity, UWARP_LINK=rd: TCP", move || {
-        Ok(kept.upgrade("upgrade", "integrity", "-", "upgrade", &["UWARP_LINK=rd"])?)
-    }));
+    trials.extend(upgraded(&programs));
     for (server, client, becomes) in UPGRADE_HOSTS {
         let programs = programs.clone();
         let name = format!("upgrade_hosts {becomes}, \"{server}\" and \"{client}\", in namespaces");
@@ -301,6 +293,19 @@ fn main() -> ExitCode {
     // The namespaces go with it, which `exit` would not drop.
     drop(programs);
     conclusion.exit_code()
+}
+
+/// Connections upgraded in place. Where a rule requires reliable datagrams they stay TCP.
+fn upgraded(programs: &Arc<Programs>) -> Vec<Trial> {
+    let by_rd: (_, _, _, _, &[&str]) = ("upgrade", "integrity", "-", "upgrade", &["UWARP_LINK=rd"]);
+    let rows = UPGRADE.into_iter().chain([by_rd]);
+    rows.map(|(program, group, address, rule, env)| {
+        let programs = programs.clone();
+        let set: String = env.iter().filter(|name| name.contains('=')).map(|set| format!(" {set}")).collect();
+        let name = format!("upgrade {group} {address}, {rule}{set}");
+        Trial::test(name, move || Ok(programs.upgrade(program, group, address, rule, env)?))
+    })
+    .collect()
 }
 
 /// The groups of programs that are run over each link.

@@ -140,7 +140,8 @@ impl Questions {
         let waiting = &mut self.waiting;
         if urgent && waiting.back().is_some_and(|last| !last.urgent) {
             waiting.retain(|other| other.urgent || other.route.remote != route.remote);
-            // Those that are not urgent come last. If they are lost, it is known later what refusals are worth.
+            // Those that are not urgent come last, and may be lost: then it is known later what refusals are
+            // worth.
             waiting.truncate(MOST_WAITING - 1);
         }
         if self.waiting.len() < MOST_WAITING && !self.is_open(route.remote) {

@@ -218,8 +218,8 @@ impl Rd {
     /// The owner takes nothing of it any more. What was offered is sent, then its end. It is over when the
     /// peer has that, and after half a minute at the latest.
     ///
-    /// There are bounds on how many are left, and on their bytes. Then one is ended: of this peer, the one that
-    /// was left first, or else of all.
+    /// There are bounds on how many are left, and on their bytes. Then one is ended: of this peer, the one
+    /// that was left first, or else of all.
     pub fn leave_stream(&mut self, now: &Now, stream: Ticket) {
         let at = now.get();
         let mut kept = None;
