@@ -24,7 +24,11 @@ pub(crate) fn now() -> Instant {
     Instant::now()
 }
 
-/// Starts a thread that is not joined, and waits until it runs.
+/// A new thread is waited for at most for so long. It may need what the caller holds: the lock of the dynamic
+/// loader, in a constructor of a library that is being loaded.
+const TO_BEGIN: Duration = Duration::from_millis(500);
+
+/// Starts a thread that is not joined, and waits until it runs, or for a moment.
 ///
 /// A new thread maps memory for its heap, and unmaps what it does not need of that. libfabric changes the
 /// code of `munmap` while it opens a device, and a thread that is in there then ends with SIGSEGV: seen once
@@ -33,14 +37,22 @@ pub(crate) fn spawn(name: &str, run: impl FnOnce() + Send + 'static) -> io::Resu
     let begun = Arc::new(AtomicU32::new(0));
     let says = Arc::clone(&begun);
     let run = move || {
+        // Its heap, and what is unmapped for that.
+        drop(std::hint::black_box(Box::new(0_u8)));
         says.store(1, Ordering::Release);
         let _ = futex::wake(&says, futex::Flags::PRIVATE, 1);
         drop(says);
         run();
     };
     let thread = std::thread::Builder::new().name(name.into()).spawn(run)?.thread().clone();
+    let until = now() + TO_BEGIN;
     while begun.load(Ordering::Acquire) == 0 {
-        let _ = futex::wait(&begun, futex::Flags::PRIVATE, 0, None);
+        let left = until.saturating_duration_since(now());
+        if left.is_zero() {
+            break;
+        }
+        let left = Timespec { tv_sec: 0, tv_nsec: left.subsec_nanos().into() };
+        let _ = futex::wait(&begun, futex::Flags::PRIVATE, 0, Some(&left));
     }
     Ok(thread)
 }

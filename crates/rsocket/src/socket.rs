@@ -729,7 +729,6 @@ impl Source for Keepalive {
     }
 }
 
-/// Gives an id the options that concern it.
 /// Whether the stream of this TCP connection would have to go by reliable datagrams.
 fn requires_datagrams(tcp: BorrowedFd<'_>, role: Role) -> bool {
     let [Some(own), Some(peer)] = route::addresses(tcp) else { return false };
@@ -738,6 +737,7 @@ fn requires_datagrams(tcp: BorrowedFd<'_>, role: Role) -> bool {
     Config::get().links.choose(peer.ip(), port) == LinkChoice::Rd
 }
 
+/// Gives an id the options that concern it.
 fn prepare(id: &Id, options: &Options, v6: bool) -> Result<(), Errno> {
     id.set_options(|_, of_id| {
         of_id.reuseaddr = options.reuse_address;

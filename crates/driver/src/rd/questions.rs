@@ -35,7 +35,8 @@ const LOOKS: [Duration; 10] = [
 ];
 /// As many of them where it is not known whether the host is there.
 const LOOKS_FOR_PORT: usize = 6;
-/// Questions that wait for a place at most. The machine repeats those that find none.
+/// Questions that wait for a place at most. The machine repeats those that find none. (One before contact is
+/// not: that connection fails as if the system had said nothing.)
 const MOST_WAITING: usize = 1024;
 /// A question that has no place is tried again after this time.
 const AGAIN: Duration = Duration::from_millis(50);
@@ -168,8 +169,8 @@ impl Questions {
             answers.extend(answer.map(|answer| (question.remote, answer)));
             answer.is_none()
         });
-        if !answers.is_empty() && !self.waiting.is_empty() {
-            // There is a place now.
+        if !answers.is_empty() && self.waiting.front().is_some_and(|next| next.urgent) {
+            // There is a place now. (What is not urgent leaves it to the other ports of this process.)
             self.again_at = Some(now);
         }
         answers

@@ -250,10 +250,10 @@ impl Drop for Listens {
         if self.port.port.engine().birth.is_parents() {
             return;
         }
-        // Those that wait are nobody's. Their ends leave them.
-        let waiting = self.backlog.take_all();
         let now = Now::unread();
         let mut turn = self.port.exchanges.turn.lock();
+        // Those that wait are nobody's. Their ends leave them.
+        let waiting = self.backlog.take_all();
         let own = Arc::downgrade(&self.backlog);
         let mut is_last = true;
         if let Some(listening) = turn.streams.listening.get_mut(&self.service) {

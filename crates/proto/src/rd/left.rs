@@ -16,6 +16,8 @@ const MOST_BYTES_OF_PEER: u64 = 32 << 20;
 /// Of all peers of a port.
 const MOST: usize = 8192;
 const MOST_BYTES: u64 = 64 << 20;
+/// A peer with more than this part of them ends its own when there are too many.
+const SHARES: usize = 8;
 /// A stream whose owner has left it ends within this time, whatever its peer takes.
 pub(super) const LEFT_LIMIT: Duration = Duration::from_secs(30);
 
@@ -44,9 +46,10 @@ impl Left {
         }
     }
 
-    /// The number of the one that was left first.
-    pub(super) fn oldest(&self) -> Option<u32> {
-        self.order.first().map(|(_, number)| *number)
+    /// The number of the one that was left first, if this peer has more than its share of all.
+    pub(super) fn first_of_many(&self) -> Option<u32> {
+        let are_many = self.order.len() > MOST / SHARES || self.bytes > MOST_BYTES / SHARES as u64;
+        self.order.first().filter(|_| are_many).map(|(_, number)| *number)
     }
 
     /// When the first of them is given up.
@@ -106,8 +109,9 @@ impl AllLeft {
         }
     }
 
-    /// The one that ends, because there are too many: `of_peer`, one of the peer that has brought the last
-    /// one, or else the one that was left first of all. So who leaves many ends its own.
+    /// The one that ends, because there are too many: `of_peer`, the first one of the peer that has brought
+    /// the last one, if that has many, or else the one that was left first of all. So who leaves many ends
+    /// its own.
     pub(super) fn excess(&mut self, of_peer: Option<Ticket>) -> Option<Ticket> {
         let are_too_many = self.order.len() > MOST || self.bytes > MOST_BYTES && self.order.len() > 1;
         let of_peer = of_peer.filter(|ticket| self.places.contains_key(ticket));

@@ -218,8 +218,8 @@ impl Rd {
     /// The owner takes nothing of it any more. What was offered is sent, then its end. It is over when the
     /// peer has that, and after half a minute at the latest.
     ///
-    /// There are bounds on how many are left, and on their bytes. Then one is ended: of this peer, the one
-    /// that was left first, or else of all.
+    /// There are bounds on how many are left, and on their bytes. Then one is ended: the one that was left
+    /// first, of this peer if that has many, or else of all.
     pub fn leave_stream(&mut self, now: &Now, stream: Ticket) {
         let at = now.get();
         let mut kept = None;
@@ -236,10 +236,10 @@ impl Rd {
         }
     }
 
-    /// Another one of its peer.
+    /// Another one of its peer, if that has many.
     fn first_left_beside(&self, stream: Ticket) -> Option<Ticket> {
         let peer = self.peers.get(*self.streams.get(&stream)?)?;
-        peer.exchange.as_ref()?.streams.oldest_left().filter(|oldest| *oldest != stream)
+        peer.exchange.as_ref()?.streams.first_left_of_many().filter(|oldest| *oldest != stream)
     }
 
     /// Ends a stream without its rest.

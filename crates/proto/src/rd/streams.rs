@@ -335,11 +335,12 @@ impl Streams {
         self.end_left(Some(now));
     }
 
-    /// The one that its owner has left first, and bytes that one of them keeps.
-    pub(super) fn oldest_left(&self) -> Option<Ticket> {
-        self.by_number.get(&self.left.oldest()?).map(|stream| stream.ticket)
+    /// The one that its owner has left first, if there are many.
+    pub(super) fn first_left_of_many(&self) -> Option<Ticket> {
+        self.by_number.get(&self.left.first_of_many()?).map(|stream| stream.ticket)
     }
 
+    /// Bytes that one of them keeps.
     pub(super) fn kept(&self, ticket: Ticket) -> u64 {
         let stream = self.by_ticket.get(&ticket).and_then(|number| self.by_number.get(number));
         stream.map_or(0, Stream::kept)

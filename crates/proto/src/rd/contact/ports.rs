@@ -30,7 +30,7 @@ impl Rd {
                     self.after(now, id);
                 }
                 PortAnswer::Nothing => {
-                    exchange.on_port_taken();
+                    exchange.on_port_taken(now);
                     self.after(now, id);
                 }
                 PortAnswer::Refused => {}

@@ -98,7 +98,10 @@ impl Exchange {
         if !self.is_asked() {
             self.doubt = Doubt { heard: Some(self.last_heard), ..Doubt::new(now) };
         }
-        self.doubt.next = now + AGAIN * (1 << self.doubt.asked.min(3));
+        let again = now + AGAIN * (1 << self.doubt.asked.min(3));
+        // When what is said then would count for the first time.
+        let proof = self.silent_since().map(|since| since + UNPROVEN).filter(|proof| now < *proof);
+        self.doubt.next = proof.map_or(again, |proof| again.min(proof));
         self.doubt.asked += 1;
         Some(true)
     }
@@ -128,9 +131,10 @@ impl Exchange {
         self.phase == Phase::Up && since.is_some_and(|since| since + patience <= now)
     }
 
-    /// The system of the peer does not refuse the port.
-    pub(in crate::rd) fn on_port_taken(&mut self) {
-        if self.refusals == Refusals::Tried {
+    /// The system of the peer does not refuse the port. (If the peer is silent, too, it may be out of reach.)
+    pub(in crate::rd) fn on_port_taken(&mut self, now: Instant) {
+        let answers = self.silent_since().is_none_or(|since| now < since + DOUBT);
+        if self.refusals == Refusals::Tried && answers {
             self.refusals = Refusals::Believed;
         }
         // The own system always refuses what nobody has; another one may be out of reach.
