@@ -6,6 +6,8 @@
 //
 //     pairs DIR [ROUNDS]
 
+#include "bytes.h"
+
 #include <mpi.h>
 #include <stdint.h>
 #include <stdio.h>
@@ -24,19 +26,6 @@ static void fail(const char *part, const char *what)
 {
 	fprintf(stderr, "FAIL %s: rank %d: %s\n", part, rank, what);
 	MPI_Abort(MPI_COMM_WORLD, 1);
-}
-
-static unsigned char byte_of(int from, int to, unsigned number, size_t offset)
-{
-	uint32_t seed = (uint32_t)from * 31 + (uint32_t)to * 17 + number * 7919u;
-	uint32_t x = (seed + (uint32_t)offset) * 2654435761u;
-	return (unsigned char)(x >> 24 ^ offset >> 16);
-}
-
-static void fill(unsigned char *bytes, size_t length, int from, int to, unsigned number)
-{
-	for (size_t i = 0; i < length; i++)
-		bytes[i] = byte_of(from, to, number, i);
 }
 
 static void check(const unsigned char *bytes, size_t length, int from, int to, unsigned number, const char *part)

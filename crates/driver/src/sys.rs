@@ -31,8 +31,8 @@ const TO_BEGIN: Duration = Duration::from_millis(500);
 /// Starts a thread that is not joined, and waits until it runs, or for a moment.
 ///
 /// A new thread maps memory for its heap, and unmaps what it does not need of that. libfabric changes the
-/// code of `munmap` while it opens a device, and a thread that is in there then ends with SIGSEGV: seen once
-/// in some thousand runs of `fi_pingpong`, where the new thread was late for a processor.
+/// code of `munmap` while it opens a domain, and a thread that is in there then ends with SIGSEGV. That was
+/// seen twice, where the new thread was late for a processor (docs/flakes.md).
 pub(crate) fn spawn(name: &str, run: impl FnOnce() + Send + 'static) -> io::Result<Thread> {
     let begun = Arc::new(AtomicU32::new(0));
     let says = Arc::clone(&begun);

@@ -13,10 +13,10 @@ use std::time::{Duration, Instant};
 use super::super::Config;
 use super::{Exchange, Phase};
 
+/// The peer's system is asked for the first time so long after the exchange has begun, while the peer answers.
+const TRIAL: Duration = Duration::from_millis(100);
 /// The peer's port is asked for when it has left something without an answer for so long.
 const DOUBT: Duration = Duration::from_secs(1);
-/// Its system is asked once so long after the exchange has begun, while the peer answers.
-const TRIAL: Duration = Duration::from_millis(100);
 /// And again after this time, which doubles with each question, up to eight times as long.
 const AGAIN: Duration = Duration::from_secs(1);
 /// Refusals of a host of which it is not known yet what they are worth end streams after this time.
