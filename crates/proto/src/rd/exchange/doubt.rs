@@ -13,7 +13,7 @@ use std::time::{Duration, Instant};
 use super::super::Config;
 use super::{Exchange, Phase};
 
-/// The peer's system is asked for the first time so long after the exchange has begun, while the peer answers.
+/// The system of the peer is asked first so long after the exchange has begun, while the peer answers.
 const TRIAL: Duration = Duration::from_millis(100);
 /// The peer's port is asked for when it has left something without an answer for so long.
 const DOUBT: Duration = Duration::from_secs(1);
