@@ -52,7 +52,7 @@ use uwarp_llp::udp::{self, Incoming};
 use uwarp_proto::rd::{self, Action, Bytes, Failure, PacketBuf, Payload, Placed, PostError, Rd, Ticket};
 use uwarp_rnic::ah::Endpoint;
 use uwarp_rnic::mr::random_u32;
-use uwarp_rnic::qp::{Arrival, Now, RdCore, RdMessage, RdSegment};
+use uwarp_rnic::qp::{Arrival, Now, RdBytes, RdCore, RdMessage, RdSegment};
 use uwarp_rnic::{VerbsError, WcStatus, trace};
 use uwarp_wire::rd::chunk::Reason;
 
@@ -271,7 +271,7 @@ impl Exchanges {
         if empty_at != 0 {
             turn.machine.on_socket_empty(&Now::at(engine.instant(empty_at)));
         }
-        Taking { exchanges: self, engine, turn: Some(turn), now }
+        Taking { exchanges: self, engine, turn: Some(turn), now, handled: 0 }
     }
 
     /// The port has found its socket empty, or has slept until something came.
@@ -469,6 +469,8 @@ pub(crate) struct Taking<'a> {
     /// There until the end.
     turn: Option<MutexGuard<'a, Turn, 17>>,
     now: Now,
+    /// So many of the next datagrams were handled with the last one.
+    handled: usize,
 }
 
 impl Taking<'_> {
@@ -477,20 +479,26 @@ impl Taking<'_> {
         self.turn.take().map_or(0, |turn| self.exchanges.after_input_in(turn, polls))
     }
 
-    /// One packet.
-    pub fn input(&mut self, bytes: &[u8], incoming: &Incoming) {
+    /// One packet, and behind it those that the system has joined to it. Each of them is the next one then.
+    pub fn input(&mut self, joined: &[u8], incoming: &Incoming) {
         let Some(turn) = &mut self.turn else { return };
         let turn = &mut **turn;
         if trace::is_on() {
-            trace::unclaimed(trace::Way::In, incoming.from, bytes, None);
+            let packet = joined.get(..incoming.len).unwrap_or(&[]);
+            trace::unclaimed(trace::Way::In, incoming.from, packet, None);
+        }
+        if self.handled > 0 {
+            self.handled -= 1;
+            return;
         }
         let local = SocketAddr::new(incoming.to, self.exchanges.number);
         let route = rd::Route { local, remote: incoming.from };
-        turn.machine.handle_input(&self.now, route, bytes, &mut turn.arrivals);
+        let machine = &mut turn.machine;
+        self.handled = machine.handle_joined(&self.now, route, joined, incoming.len, &mut turn.arrivals) - 1;
         if turn.machine.has_stream_events() {
-            turn.stream_events(self.engine, bytes);
+            turn.stream_events(self.engine, joined);
         }
-        turn.place(&self.now, bytes);
+        turn.place(&self.now, joined);
         turn.act(&self.now);
     }
 }
@@ -824,8 +832,12 @@ impl Turn {
 /// A segment that has come, as its queue pair takes it.
 fn segment_of<'a>(arrival: &'a rd::Arrival, datagram: &'a [u8]) -> RdSegment<'a> {
     let bytes = match &arrival.bytes {
-        Bytes::Datagram(range) => datagram.get(range.clone()).unwrap_or(&[]),
-        Bytes::Held(bytes) => bytes,
+        Bytes::Datagram(range) => datagram.get(range.clone()).unwrap_or(&[]).into(),
+        Bytes::Joined(pieces) => {
+            let from = datagram.get(pieces.first().start..).unwrap_or(&[]);
+            RdBytes::pieces(from, pieces.first().len(), pieces.stride(), pieces.count())
+        }
+        Bytes::Held(bytes) => bytes[..].into(),
     };
     RdSegment {
         message: arrival.message,

@@ -260,21 +260,21 @@ impl DatagramPort {
         let batch = receiver.batch;
         self.sent.store(0, Ordering::Relaxed);
         let (exchanges, mut taking) = (self.exchanges.get(), None);
-        let deliver = |bytes: &[u8], incoming: Incoming| match exchanges {
-            Some(exchanges) if is_reliable(bytes) && !incoming.truncated => {
-                taking.get_or_insert_with(|| exchanges.take(&self.engine)).input(bytes, &incoming);
+        let deliver = |joined: &[u8], incoming: Incoming| match exchanges {
+            Some(exchanges) if is_reliable(joined) && !incoming.truncated => {
+                taking.get_or_insert_with(|| exchanges.take(&self.engine)).input(joined, &incoming);
             }
             _ => {
                 // Its lock ranks below that of a queue pair.
                 taking = None;
-                self.deliver(bytes, &incoming);
+                self.deliver(joined.get(..incoming.len).unwrap_or(&[]), &incoming);
             }
         };
         // Taken, so a thread that jumps out of the call loses it once, and an observer of a completion that
         // calls in again has another one.
         let kept = STAGING.try_with(Cell::take).ok().flatten();
         let mut stage = kept.unwrap_or_else(|| vec![0; SLOT * udp::BATCH].into_boxed_slice());
-        let received = self.socket.receive(&mut stage, SLOT, batch, deliver);
+        let received = self.socket.receive_joined(&mut stage, SLOT, batch, deliver);
         let _ = STAGING.try_with(|kept| kept.set(Some(stage)));
         let was_full = receiver.full;
         receiver.full = received.is_ok_and(|received| received.slots == batch);

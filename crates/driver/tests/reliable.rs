@@ -154,6 +154,7 @@ impl Peer {
                     let payload = match &arrival.bytes {
                         Bytes::Datagram(range) => &bytes[range.clone()],
                         Bytes::Held(bytes) => bytes,
+                        Bytes::Joined(_) => panic!("datagrams come one by one"),
                     };
                     let whole = self.begun.entry(arrival.message).or_default();
                     whole.resize(arrival.message_len as usize, 0);

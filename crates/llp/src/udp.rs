@@ -432,6 +432,20 @@ impl Socket {
         buffer: &mut [u8],
         slot: usize,
         most: usize,
+        mut each: impl FnMut(&[u8], Incoming),
+    ) -> Result<Received, Errno> {
+        let alone = |bytes: &[u8], incoming: Incoming| {
+            each(bytes.get(..incoming.len).unwrap_or(&[]), incoming);
+        };
+        self.receive_joined(buffer, slot, most, alone)
+    }
+
+    /// The same, with all that is behind a datagram in its slot: those that the system has joined to it.
+    pub fn receive_joined(
+        &self,
+        buffer: &mut [u8],
+        slot: usize,
+        most: usize,
         each: impl FnMut(&[u8], Incoming),
     ) -> Result<Received, Errno> {
         if most == 1 {
@@ -501,10 +515,10 @@ impl Socket {
             let truncated = header.msg_hdr.msg_flags & libc::MSG_TRUNC != 0;
             // The system joins datagrams of one length; the last may be shorter.
             let each_len = joined.filter(|joined| *joined > 0).unwrap_or(len);
-            let mut at = 0;
+            let (mut at, end) = (0, start + len);
             loop {
                 let len = (len - at).min(each_len);
-                let bytes = buffer.get(start + at..start + at + len).unwrap_or(&[]);
+                let bytes = buffer.get(start + at..end).unwrap_or(&[]);
                 let truncated = truncated && at + len == (header.msg_len as usize).min(slot);
                 each(bytes, Incoming { start: start + at, len, from, to, interface, truncated });
                 datagrams += 1;

@@ -38,6 +38,7 @@ pub mod udp {
 
     #[derive(Debug, Clone, Copy)]
     pub struct Incoming {
+        pub len: usize,
         pub from: SocketAddr,
         pub to: IpAddr,
         pub interface: u32,
@@ -178,7 +179,8 @@ pub mod udp {
         fn deliver(&self, outgoing: &Outgoing<'_>) {
             let to = outgoing.route.to;
             let from = SocketAddr::from((Ipv4Addr::LOCALHOST, self.port));
-            let incoming = Incoming { from, to: to.ip(), interface: 1, truncated: false };
+            let incoming =
+                Incoming { len: outgoing.bytes.len(), from, to: to.ip(), interface: 1, truncated: false };
             let receiver = NET.0.lock().unwrap().get(&to.port()).and_then(Weak::upgrade);
             let Some(receiver) = receiver else { return };
             sys::update(|| {
@@ -191,7 +193,7 @@ pub mod udp {
             });
         }
 
-        pub fn receive(
+        pub fn receive_joined(
             &self,
             _: &mut [u8],
             _: usize,

@@ -30,6 +30,7 @@ mod contact;
 mod draws;
 mod exchange;
 mod incoming;
+mod joined;
 mod left;
 mod message;
 mod outgoing;
@@ -51,7 +52,8 @@ use std::time::Duration;
 pub use congestion::{Window, WindowChange};
 pub use contact::{PortAnswer, PostError, Rd};
 pub use message::{
-    Action, Arrival, Bytes, Failure, MessageId, Outgoing, Payload, Placed, QpnPair, Route, Target, Ticket,
+    Action, Arrival, Bytes, Failure, MessageId, Outgoing, Payload, Pieces, Placed, QpnPair, Route, Target,
+    Ticket,
 };
 pub use outgoing::rnr_delay;
 pub use packet::PacketBuf;

@@ -26,7 +26,7 @@ pub use rc::{
     Action, Answers, Disconnect, DisconnectReply, End, LinkCaps, LinkEvent, Now, Psns, RcCore, Rtr, RxPlan,
     ShownPsns, StreamParams,
 };
-pub use rd::{AnswerBytes, RdAnswer, RdCore, RdInit, RdMessage, RdSegment};
+pub use rd::{AnswerBytes, RdAnswer, RdBytes, RdCore, RdInit, RdMessage, RdSegment};
 pub use records::{MOST_RANGES, MOST_RECORDS, Record};
 pub use rights::Source;
 pub use rnr::rnr_limit;

@@ -138,6 +138,8 @@ pub struct Tally {
     pub lost: u64,
     /// Segments that were held for their turn.
     pub held: u64,
+    /// Parts of messages that came in several joined packets and were handled together.
+    pub joined: u64,
     /// Receives that were taken back.
     pub taken_back: u64,
     pub no_receive: u64,
@@ -451,6 +453,7 @@ impl World {
             }
             let counts = process.counts;
             tally.held += counts.held;
+            tally.joined += counts.joined;
             tally.taken_back += counts.taken_back;
             tally.no_receive += counts.no_receive;
             tally.withdrawn += counts.withdrawn;

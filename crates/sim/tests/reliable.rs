@@ -63,6 +63,7 @@ fn worlds(name: &str, count: u64, plan: Plan) -> Tally {
         all.long += tally.long;
         all.lost += tally.lost;
         all.held += tally.held;
+        all.joined += tally.joined;
         all.taken_back += tally.taken_back;
         all.no_receive += tally.no_receive;
         all.withdrawn += tally.withdrawn;
@@ -90,6 +91,7 @@ const BAD: LinkParams = LinkParams {
 fn on_a_good_link_everything_is_done() {
     let tally = worlds("good", 50, Plan::default());
     assert_eq!((tally.failed, tally.lost, tally.taken_back), (0, 0, 0), "{tally:?}");
+    assert!(tally.joined > 0, "{tally:?}");
 }
 
 #[test]

@@ -29,6 +29,7 @@
 pub mod ack;
 pub mod chunk;
 pub mod contact;
+pub mod run;
 pub mod segment;
 
 use core::fmt;

@@ -170,7 +170,7 @@ impl Turn {
                 message_len: len,
                 first: (message.at == 0 || !is_send).then_some(outgoing.first),
                 ddp: outgoing.target.header(message.number, message.at, message.at + count == len),
-                bytes: piece,
+                bytes: (&piece[..]).into(),
             };
             let asks = outgoing.target.is_answered();
             let placed = if asks && self.answers.are_too_many(NO_EXCHANGE) {

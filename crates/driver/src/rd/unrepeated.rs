@@ -336,7 +336,7 @@ impl Turn {
                 message_len: message.len,
                 first: (own.at == 0).then_some(message.first),
                 ddp: message.target.header(own.number, own.at, end == message.len),
-                bytes: &piece,
+                bytes: (&piece[..]).into(),
             };
             self.place_segment(now, message.pair.destination, &segment);
             own.at = end;

@@ -27,6 +27,7 @@ use super::Config;
 use super::congestion::Window;
 use super::draws::{Rate, Tokens};
 use super::exchange::{Exchange, Over, Phase, Role, Start};
+use super::joined::Joined;
 use super::left::AllLeft;
 use super::message::{Action, Arrival, Failure, Outgoing, Placed, Route, Ticket};
 use super::packet::PacketBuf;
@@ -206,20 +207,50 @@ impl Rd {
     /// from. Adds the segments to place to `arrivals`; each must be answered by [`Self::on_placed`] before
     /// the next call of another verb, except [`Self::poll_transmit`] and [`Self::withdraw`].
     pub fn handle_input(&mut self, now: &Now, route: Route, datagram: &[u8], arrivals: &mut Vec<Arrival>) {
-        let Ok(packet) = Packet::parse(datagram) else { return };
+        self.handle_joined(now, route, datagram, datagram.len(), arrivals);
+    }
+
+    /// The same of the first of several datagrams that the system has joined: each has `len` bytes, the last
+    /// may have fewer. Those behind it that bring the next parts of the same message are handled with it.
+    /// Returns how many datagrams were handled.
+    pub fn handle_joined(
+        &mut self,
+        now: &Now,
+        route: Route,
+        datagrams: &[u8],
+        len: usize,
+        arrivals: &mut Vec<Arrival>,
+    ) -> usize {
+        let (datagram, behind) = datagrams.split_at_checked(len).unwrap_or((datagrams, &[]));
+        self.handle_first(now, route, Joined { datagram, behind }, arrivals) as usize + 1
+    }
+
+    /// Returns how many of those behind it were handled with it.
+    fn handle_first(
+        &mut self,
+        now: &Now,
+        route: Route,
+        joined: Joined<'_>,
+        arrivals: &mut Vec<Arrival>,
+    ) -> u32 {
+        let Ok(packet) = Packet::parse(joined.datagram) else { return 0 };
         let header = packet.header();
         let is_for_us = header.source_port == route.remote.port()
             && header.destination_port == route.local.port()
             && route.local != route.remote;
         if !is_for_us || self.is_closed || !packet.is_intact() {
-            return;
+            return 0;
         }
         let known = self.peers.find(route);
+        let mut more = 0;
         match (header.kind, known) {
-            (Kind::Packet, Some(id)) => self.on_packet(now, id, &packet, arrivals),
+            (Kind::Packet, Some(id)) => more = self.on_packet(now, id, &packet, joined, arrivals),
             (Kind::Packet, None) => self.answer_unknown(now.get(), route, header.key),
             (Kind::Hello, _) => self.on_hello(now, route, &packet),
-            (Kind::Open, _) => return self.on_open(now, route, &packet, arrivals),
+            (Kind::Open, _) => {
+                self.on_open(now, route, &packet, arrivals);
+                return 0;
+            }
             (Kind::Challenge, Some(id)) => self.on_challenge(now, id, &packet),
             (Kind::Unknown, Some(id)) => self.on_unknown(now, id, header.key),
             (Kind::Cross, Some(id)) => self.on_cross(id, header.key),
@@ -228,6 +259,7 @@ impl Rd {
         if let Some(id) = known {
             self.after(now.get(), id);
         }
+        more
     }
 
     /// The owner finds its socket empty, or has waited until something came: what it receives after this has
@@ -516,17 +548,24 @@ impl Rd {
         peer.attempt = Some(Attempt::Opening(Box::new(Exchange::new(now, start, rtt))));
     }
 
-    fn on_packet(&mut self, now: &Now, id: PeerId, packet: &Packet<'_>, arrivals: &mut Vec<Arrival>) {
+    fn on_packet(
+        &mut self,
+        now: &Now,
+        id: PeerId,
+        packet: &Packet<'_>,
+        joined: Joined<'_>,
+        arrivals: &mut Vec<Arrival>,
+    ) -> u32 {
         let header = packet.header();
         let now = now.get();
         let blind = self.blind(now);
-        let Some(peer) = self.peers.get_mut(id) else { return };
+        let Some(peer) = self.peers.get_mut(id) else { return 0 };
         let own_key = |exchange: &Exchange| exchange.start.own_key == header.key;
         let opening = matches!(&peer.attempt, Some(Attempt::Opening(opening)) if own_key(opening));
         if !opening && !peer.exchange.as_ref().is_some_and(|exchange| own_key(exchange)) {
             let route = peer.route;
             self.answer_unknown(now, route, header.key);
-            return;
+            return 0;
         }
         if let Some(Attempt::Opening(opening)) = &mut peer.attempt
             && opening.start.own_key == header.key
@@ -537,16 +576,18 @@ impl Rd {
                 peer.exchange = Some(opening);
             }
         }
-        let Some(exchange) = &mut peer.exchange else { return };
+        let Some(exchange) = &mut peer.exchange else { return 0 };
         self.room.on_heard(now, &mut peer.heard);
         let body = packet.body();
         let (at, services) = (Header::LEN, &mut self.services);
         let actions = &mut self.actions;
-        let over = exchange.handle_input(now, blind, header, body, at, arrivals, actions, services);
-        if let Some(Over::Failed(failure)) = over {
+        let handled =
+            exchange.handle_input(now, blind, header, body, at, joined, arrivals, actions, services);
+        if let Some(Over::Failed(failure)) = handled.over {
             arrivals.clear();
             peer.end_exchange(now, failure, &mut self.actions);
         }
+        handled.more
     }
 
     fn answer_unknown(&mut self, now: Instant, route: Route, key: u64) {

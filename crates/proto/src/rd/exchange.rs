@@ -3,18 +3,21 @@
 mod doubt;
 mod transmit;
 
+use std::ops::Range;
 use std::time::{Duration, Instant};
 
 use smallvec::SmallVec;
 use uwarp_wire::rd::ack::{Ack, CREDIT_UNIT, TIME_UNIT_US};
 use uwarp_wire::rd::chunk::{Chunk, Reason, Verdict, chunks};
 use uwarp_wire::rd::contact::Open;
+use uwarp_wire::rd::segment::Segment;
 use uwarp_wire::rd::{Header, expand};
 
 use super::Config;
 use super::congestion::{Congestion, Pacer, Report};
 use super::incoming::{IncomingMessages, Taken};
-use super::message::{Action, Arrival, Failure, Outgoing, Placed, Route, Ticket};
+use super::joined::{Followers, Joined};
+use super::message::{Action, Arrival, Bytes, Failure, Outgoing, Pieces, Placed, Route, Ticket};
 use super::outgoing::{Finished, OutgoingMessages};
 use super::path::{self, Path};
 use super::received::{self, Received};
@@ -98,6 +101,15 @@ struct Heard {
     /// No later packet has arrived before it.
     is_latest: bool,
     over: Option<Over>,
+}
+
+/// What a packet has come to.
+#[derive(Debug, Default)]
+pub(super) struct Handled {
+    /// The exchange is over.
+    pub(super) over: Option<Over>,
+    /// So many of the datagrams behind it were handled with it.
+    pub(super) more: u32,
 }
 
 /// One exchange.
@@ -284,7 +296,7 @@ impl Exchange {
     // --- Input.
 
     /// A packet with the right key. Its chunks are `body`, which begins at `at` in the datagram. The socket
-    /// had not been found empty for the time `blind`. `Some`: the exchange is over.
+    /// had not been found empty for the time `blind`.
     #[allow(clippy::too_many_arguments, reason = "what came, when, and where to put what follows from it")]
     pub(super) fn handle_input(
         &mut self,
@@ -293,19 +305,22 @@ impl Exchange {
         header: &Header,
         body: &[u8],
         at: usize,
+        joined: Joined<'_>,
         arrivals: &mut Vec<Arrival>,
         actions: &mut Vec<Action>,
         services: &mut Services,
-    ) -> Option<Over> {
+    ) -> Handled {
+        let mut handled = Handled::default();
         let number = expand(header.number, self.received.largest());
         if number == 0 || header.version != self.start.version {
-            return None;
+            return handled;
         }
         // All or nothing, so that no half of a damaged or hostile packet takes effect.
         let mut all = SmallVec::<[(Chunk<'_>, usize); 3]>::new();
         let mut unread = chunks(body);
         while let Some(chunk) = unread.next() {
-            all.push((chunk.ok()?, at + body.len() - unread.remaining()));
+            let Ok(chunk) = chunk else { return handled };
+            all.push((chunk, at + body.len() - unread.remaining()));
         }
         (self.last_heard, self.last_used) = (now, now);
         self.weigh_refusals();
@@ -315,13 +330,15 @@ impl Exchange {
         }
         if self.received.contains(number) {
             self.received.on_copy(now);
-            return None;
+            return handled;
         }
         let mut heard = Heard { is_latest: number > self.received.largest(), ..Heard::default() };
         for (chunk, end) in &all {
             match chunk {
                 Chunk::Ack(ack) => {
-                    self.on_ack(now, blind, ack, actions)?;
+                    if self.on_ack(now, blind, ack, actions).is_none() {
+                        return handled;
+                    }
                     if heard.is_latest {
                         self.credit = u64::from(ack.head.credit) * CREDIT_UNIT;
                     }
@@ -329,8 +346,18 @@ impl Exchange {
                 Chunk::Segment(segment) => {
                     heard.eliciting = true;
                     heard.at_once |= segment.head.acknowledge;
-                    let (route, payload_at) = (self.start.route, end - segment.payload.len());
-                    let taken = self.incoming.on_segment(now, route, number, segment, payload_at, arrivals);
+                    let payload = end - segment.payload.len()..*end;
+                    if heard.is_latest && all.len() == 1 {
+                        let followers = self.followers(segment, &payload, joined);
+                        heard.at_once |= followers.at_once;
+                        handled.more = followers.count;
+                    }
+                    let bytes = match handled.more {
+                        0 => Bytes::Datagram(payload),
+                        more => Bytes::Joined(Pieces::new(payload, joined.datagram.len(), more)),
+                    };
+                    let (route, last) = (self.start.route, number + u64::from(handled.more));
+                    let taken = self.incoming.on_segment(now, route, last, segment, bytes, arrivals);
                     heard.is_dropped |= taken == Taken::No;
                 }
                 Chunk::Abandon(abandon) => {
@@ -352,13 +379,23 @@ impl Exchange {
             // The sender must hear that its peer lives, and what did arrive.
             self.received.hurry(now);
         } else {
-            self.received.on_packet(now, number, body.len(), heard.eliciting, heard.at_once, blind);
+            let numbers = number..number + u64::from(handled.more) + 1;
+            self.received.on_packets(now, numbers, body.len(), heard.eliciting, heard.at_once, blind);
         }
         if std::mem::take(&mut self.incoming.has_news) {
             self.received.hurry(now);
         }
         self.note_waiting(now);
-        heard.over
+        handled.over = heard.over;
+        handled
+    }
+
+    /// How many of the datagrams behind a segment are handled with it.
+    fn followers(&self, segment: &Segment<'_>, payload: &Range<usize>, joined: Joined<'_>) -> Followers {
+        if joined.behind.is_empty() || segment.head.not_repeated || !self.incoming.goes_on(segment) {
+            return Followers::default();
+        }
+        joined.followers(payload)
     }
 
     /// `None`: the peer lies, and the packet is dropped.

@@ -176,19 +176,29 @@ impl IncomingMessages {
         self.held_bytes
     }
 
-    /// A segment has come in packet `packet`, its payload at `at` in the datagram.
+    /// Whether the parts behind this segment can be placed with it.
+    pub(super) fn goes_on(&self, segment: &Segment<'_>) -> bool {
+        let number = expand(segment.head.message, self.floor);
+        let is_known = |record: &Record| record.first.is_some() && !record.refused;
+        !self.has_ended(number)
+            && self.records.get(&number).is_some_and(is_known)
+            && self.may_place(number, segment.head.offset, false)
+    }
+
+    /// A segment has come in packet `packet`, its payload here in the datagram. With others behind it, the
+    /// payload of all of them, and `packet` is the last one's: [`Self::goes_on`] has allowed it.
     pub(super) fn on_segment(
         &mut self,
         now: Instant,
         route: Route,
         packet: u64,
         segment: &Segment<'_>,
-        at: usize,
+        bytes: Bytes,
         arrivals: &mut Vec<Arrival>,
     ) -> Taken {
         let head = &segment.head;
         if head.not_repeated {
-            self.pass_on(route, packet, segment, at, arrivals);
+            self.pass_on(route, packet, segment, bytes, arrivals);
             return Taken::Yes;
         }
         let number = expand(head.message, self.floor);
@@ -207,13 +217,12 @@ impl IncomingMessages {
         if record.refused {
             return Taken::Yes;
         }
-        let span = span(head.offset, segment.payload.len());
+        let span = span(head.offset, bytes.len());
         // A repair may be cut in other places, and be longer than what is held.
-        if record.arrived.covers(&span) || held.is_some_and(|held| held >= segment.payload.len()) {
+        if record.arrived.covers(&span) || held.is_some_and(|held| held >= bytes.len()) {
             return Taken::Yes;
         }
         if self.may_place(number, head.offset, head.first.is_some()) {
-            let bytes = Bytes::Datagram(at..at + segment.payload.len());
             self.give(now, route, number, packet, head.first, segment.ddp, head.offset, bytes, arrivals);
             return Taken::Yes;
         }
@@ -307,10 +316,7 @@ impl IncomingMessages {
         arrivals: &mut Vec<Arrival>,
     ) {
         let Some(record) = self.records.get_mut(&number) else { return };
-        let len = match &bytes {
-            Bytes::Datagram(range) => range.len(),
-            Bytes::Held(payload) => payload.len(),
-        };
+        let len = bytes.len();
         record.arrived.insert(span(offset, len));
         record.first = record.first.or(first);
         let first = if record.is_send { first } else { record.first };
@@ -676,7 +682,7 @@ mod tests {
                 };
                 let tagged = Tagged { last: offset == 10, stag, to: to + u64::from(offset), rsvdulp };
                 let segment = Segment { head, ddp: ddp::Header::Tagged(tagged), payload: &[7; 10] };
-                incoming.on_segment(now, route, 1, &segment, 0, arrivals)
+                incoming.on_segment(now, route, 1, &segment, Bytes::Datagram(0..10), arrivals)
             };
         for (stag, to, rsvdulp, taken) in [
             (0x1234, 0x7000, 0x4C, Taken::Yes),

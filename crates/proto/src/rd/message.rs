@@ -8,6 +8,8 @@ use uwarp_wire::ddp::{self, QN_READ_REQUEST, QN_SEND, Tagged, Untagged};
 use uwarp_wire::rd::chunk::Reason;
 use uwarp_wire::rd::segment::First;
 
+pub use super::joined::Pieces;
+
 /// The two ends of an exchange: an address and home port of this process, and one of the peer's.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Route {
@@ -194,8 +196,22 @@ pub enum Action {
 pub enum Bytes {
     /// In the datagram that was just handled.
     Datagram(Range<usize>),
+    /// In those that were just handled together.
+    Joined(Pieces),
     /// It was held until its turn came.
     Held(Vec<u8>),
+}
+
+impl Bytes {
+    /// How many.
+    #[allow(clippy::len_without_is_empty, reason = "an empty message has none, as any other has some")]
+    pub fn len(&self) -> usize {
+        match self {
+            Bytes::Datagram(range) => range.len(),
+            Bytes::Joined(pieces) => pieces.len(),
+            Bytes::Held(bytes) => bytes.len(),
+        }
+    }
 }
 
 /// A segment to place. The owner answers each with a [`Placed`], in their order. The first of a Send, or of a

@@ -41,27 +41,28 @@ impl Received {
         self.numbers.contains(number)
     }
 
-    /// A packet has arrived and is acknowledged from now on.
-    pub(super) fn on_packet(
+    /// Packets have arrived, with so many bytes each, and are acknowledged from now on.
+    pub(super) fn on_packets(
         &mut self,
         now: Instant,
-        number: u64,
+        numbers: Range<u64>,
         len: usize,
         eliciting: bool,
         at_once: bool,
         blind: Duration,
     ) {
         let expected = self.largest() + 1;
-        if number >= expected {
+        let count = numbers.end - numbers.start;
+        let is_next = numbers.start == expected;
+        if numbers.start >= expected {
             (self.largest_at, self.blind) = (Some(now), blind);
         }
-        self.numbers.insert(number..number + 1);
+        self.numbers.insert(numbers);
         self.numbers.keep_last(PACKET_RANGES);
         if eliciting {
-            self.packets += 1;
-            self.bytes += len as u64;
-            let is_urgent =
-                at_once || number != expected || self.packets >= MOST_PACKETS || self.bytes >= MOST_BYTES;
+            self.packets += u32::try_from(count).unwrap_or(u32::MAX);
+            self.bytes += len as u64 * count;
+            let is_urgent = at_once || !is_next || self.packets >= MOST_PACKETS || self.bytes >= MOST_BYTES;
             let due = if is_urgent { now } else { now + DELAY };
             self.due = Some(self.due.map_or(due, |other| other.min(due)));
         }
@@ -173,18 +174,18 @@ mod tests {
         let mut received = Received::default();
         assert!(received.ack(now).is_none());
         for number in [1, 2, 3, 7, 8, 12] {
-            received.on_packet(now, number, 100, true, false, Duration::ZERO);
+            received.on_packets(now, number..number + 1, 100, true, false, Duration::ZERO);
         }
         assert_eq!(named(&received), [12..13, 7..9, 1..4]);
         for number in 13..200_000 {
-            received.on_packet(now, number, 100, true, false, Duration::ZERO);
+            received.on_packets(now, number..number + 1, 100, true, false, Duration::ZERO);
         }
         let joined = named(&received);
         assert_eq!((joined.first().unwrap().end, joined.last().unwrap().clone()), (200_000, 1..4));
         assert!(joined.windows(2).all(|pair| pair[0].start >= pair[1].end));
         received.on_ack_arrived(8);
         assert_eq!(named(&received).last().unwrap().start, 12);
-        received.on_packet(now, 400_000, 100, true, false, Duration::ZERO);
+        received.on_packets(now, 400_000..400_000 + 1, 100, true, false, Duration::ZERO);
         assert_eq!(named(&received).first(), Some(&(400_000..400_001)));
     }
 
@@ -192,15 +193,15 @@ mod tests {
     fn a_gap_and_much_data_do_not_wait() {
         let now = Instant::now();
         let mut received = Received::default();
-        received.on_packet(now, 1, 100, true, false, Duration::ZERO);
+        received.on_packets(now, 1..1 + 1, 100, true, false, Duration::ZERO);
         assert_eq!(received.due(), Some(now + DELAY));
-        received.on_packet(now, 3, 100, true, false, Duration::ZERO);
+        received.on_packets(now, 3..3 + 1, 100, true, false, Duration::ZERO);
         assert_eq!(received.due(), Some(now), "a gap");
         received.on_sent();
         assert_eq!(received.due(), None);
-        received.on_packet(now, 4, 100, false, true, Duration::ZERO);
+        received.on_packets(now, 4..4 + 1, 100, false, true, Duration::ZERO);
         assert_eq!(received.due(), None, "an ACK is not acknowledged");
-        received.on_packet(now, 5, 65_536, true, false, Duration::ZERO);
+        received.on_packets(now, 5..5 + 1, 65_536, true, false, Duration::ZERO);
         assert_eq!(received.due(), Some(now));
     }
 

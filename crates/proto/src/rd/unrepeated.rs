@@ -158,7 +158,7 @@ impl IncomingMessages {
         route: Route,
         packet: u64,
         segment: &Segment<'_>,
-        at: usize,
+        bytes: Bytes,
         arrivals: &mut Vec<Arrival>,
     ) {
         let head = &segment.head;
@@ -176,7 +176,7 @@ impl IncomingMessages {
             ddp: segment.ddp,
             offset: head.offset,
             message_len: segment.message_len(),
-            bytes: Bytes::Datagram(at..at + segment.payload.len()),
+            bytes,
             unrepeated: true,
             packet,
             len: u32::try_from(segment.payload.len()).unwrap_or(u32::MAX),

@@ -129,6 +129,7 @@ impl Victim {
                     range.len()
                 }
                 Bytes::Held(bytes) => bytes.len(),
+                Bytes::Joined(_) => panic!("datagrams come one by one"),
             };
             let end = u64::from(arrival.offset) + len as u64;
             assert!(end <= u64::from(arrival.message_len), "payload outside its message");

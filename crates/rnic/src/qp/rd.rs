@@ -13,6 +13,7 @@
 //! Work requests complete in any order, because a peer that is gone must not hold up those to others.
 
 mod asked;
+mod bytes;
 mod receive;
 mod recording;
 mod remote;
@@ -25,6 +26,7 @@ use uwarp_proto::rd::{Failure, Outgoing, QpnPair, Ticket};
 use uwarp_wire::rd::segment::First;
 
 use self::asked::Asked;
+pub use self::bytes::RdBytes;
 pub use self::receive::RdSegment;
 use self::receive::Receives;
 use self::recording::Recording;

@@ -23,6 +23,9 @@ const QKEY: u32 = 0x0102_0304;
 const WRONG_QKEY: u32 = 0x0102_0305;
 /// InfiniBand's code for 0.64 ms.
 const RNR_TIMER: u8 = 12;
+/// Receives, in thousandths, that give datagrams joined, and of how many bytes at most.
+const JOINED: u32 = 700;
+const MOST_JOINED: usize = 65_000;
 /// Segments, in thousandths, during whose placement another thread sends.
 const EARLY: u32 = 50;
 /// In thousandths: packets whose payload cannot be read any more, of a process that withdraws messages.
@@ -36,6 +39,7 @@ const IS_ANSWER: u64 = 1 << 32;
 #[allow(missing_docs)]
 pub struct Counts {
     pub held: u64,
+    pub joined: u64,
     pub taken_back: u64,
     pub no_receive: u64,
     pub withdrawn: u64,
@@ -259,18 +263,22 @@ impl Process {
             self.rd.on_socket_empty(&at);
         }
         self.last_turn = now;
-        while let Some(datagram) = self.inbox.pop_front() {
-            let mut arrivals = Vec::new();
-            let route = Route { local: self.at, remote: datagram.from };
-            self.rd.handle_input(&at, route, &datagram.bytes, &mut arrivals);
-            self.act(host, model);
-            while let Some(arrival) = (!arrivals.is_empty()).then(|| arrivals.remove(0)) {
-                if rng.chance(EARLY) {
-                    early.extend(std::iter::from_fn(|| self.transmit(now, host, model)));
-                }
-                let placed = self.place(&arrival, &datagram.bytes, model);
-                self.rd.on_placed(&at, &arrival, placed, &mut arrivals);
+        while let Some((from, len, datagrams)) = self.receive(rng) {
+            let route = Route { local: self.at, remote: from };
+            let mut rest = &datagrams[..];
+            while !rest.is_empty() {
+                let mut arrivals = Vec::new();
+                let handled = self.rd.handle_joined(&at, route, rest, len, &mut arrivals);
                 self.act(host, model);
+                while let Some(arrival) = (!arrivals.is_empty()).then(|| arrivals.remove(0)) {
+                    if rng.chance(EARLY) {
+                        early.extend(std::iter::from_fn(|| self.transmit(now, host, model)));
+                    }
+                    let placed = self.place(&arrival, rest, model);
+                    self.rd.on_placed(&at, &arrival, placed, &mut arrivals);
+                    self.act(host, model);
+                }
+                rest = rest.get(handled * len..).unwrap_or(&[]);
             }
         }
         if self.rd.poll_timeout().is_some_and(|due| time(due) <= now) {
@@ -296,13 +304,33 @@ impl Process {
         self.act(host, model);
     }
 
+    /// Datagrams as a call of the system gives them: those of one sender that are as long as the first may be
+    /// joined, and a shorter one ends them. Whose they are, and the length of each.
+    fn receive(&mut self, rng: &mut Rng) -> Option<(SocketAddr, usize, Vec<u8>)> {
+        let Datagram { from, mut bytes, .. } = self.inbox.pop_front()?;
+        let len = bytes.len();
+        let joins = rng.chance(JOINED);
+        while joins && bytes.len().is_multiple_of(len) && bytes.len() + len <= MOST_JOINED {
+            let fits = |next: &Datagram| next.from == from && (1..=len).contains(&next.bytes.len());
+            let Some(next) = self.inbox.pop_front_if(|next| fits(next)) else { break };
+            bytes.extend_from_slice(&next.bytes);
+        }
+        Some((from, len, bytes))
+    }
+
     /// Places a segment, as the owner of queue pairs and memory does.
     fn place(&mut self, arrival: &Arrival, datagram: &[u8], model: &mut Model) -> Placed {
         if arrival.first.is_some_and(|first| first.qkey != QKEY) {
             return Placed::Refused(Reason::InvalidDestination);
         }
+        let joined: Vec<u8>;
         let payload = match &arrival.bytes {
             Bytes::Datagram(range) => &datagram[range.clone()],
+            Bytes::Joined(pieces) => {
+                self.counts.joined += 1;
+                joined = pieces.ranges().flat_map(|piece| &datagram[piece]).copied().collect();
+                &joined[..]
+            }
             Bytes::Held(bytes) => {
                 self.counts.held += 1;
                 &bytes[..]

@@ -5,6 +5,7 @@ use uwarp_wire::rd::contact::Open;
 use uwarp_wire::rd::{Header, Kind, Packet, VERSION};
 
 use super::super::exchange::{Exchange, Over, Role, Start};
+use super::super::joined::Joined;
 use super::super::message::{Arrival, Failure, Route};
 use super::super::peer::{Attempt, DEAD_MOST, PeerId};
 use super::super::room::first_credit;
@@ -46,8 +47,10 @@ impl Rd {
         {
             self.room.on_heard(now, &mut peer.heard);
             let (actions, services) = (&mut self.actions, &mut self.services);
-            let over = exchange.handle_input(now, blind, header, chunks, at, arrivals, actions, services);
-            if let Some(Over::Failed(failure)) = over {
+            let alone = Joined::alone(&[]);
+            let handled =
+                exchange.handle_input(now, blind, header, chunks, at, alone, arrivals, actions, services);
+            if let Some(Over::Failed(failure)) = handled.over {
                 arrivals.clear();
                 peer.end_exchange(now, failure, &mut self.actions);
             }

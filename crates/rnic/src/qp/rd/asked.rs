@@ -9,11 +9,10 @@ use uwarp_proto::rd::{MessageId, Placed, Ticket};
 use uwarp_wire::rd::chunk::Reason;
 use uwarp_wire::rdmap::AtomicResponse;
 
-use super::RdCore;
-use super::receive::RdSegment;
+use super::receive::{RdSegment, copy_pieces};
 use super::status::status_of_refusal;
+use super::{RdBytes, RdCore};
 use crate::mr::{Access, random_u32};
-use crate::qp::datagrams::copy_in;
 use crate::qp::shell::Shell;
 use crate::queues::slice_sges;
 use crate::wr::{SendOp, WcStatus};
@@ -106,7 +105,7 @@ impl RdCore {
         }
         self.asked.by_message.insert(segment.message, id);
         let value;
-        let (at, bytes): (u32, &[u8]) = match *answer {
+        let (at, bytes): (u32, RdBytes<'_>) = match *answer {
             Answer::Failure(reason) => {
                 entry.failure = Some(reason);
                 return Ok(());
@@ -116,7 +115,7 @@ impl RdCore {
             }
             Answer::Value(response) if work.op.is_atomic() => {
                 value = response.original.to_ne_bytes();
-                (0, &value)
+                (0, RdBytes::from(&value[..]))
             }
             _ => {
                 self.end_without_answer(request, WcStatus::BadRespErr);
@@ -124,7 +123,7 @@ impl RdCore {
             }
         };
         let (pd, Shell { local, .. }) = (self.shell.pd.id(), &mut self.shell);
-        if copy_in(local, pd, self.requests.sges(request).iter(), at, bytes) {
+        if copy_pieces(local, pd, self.requests.sges(request).iter(), at, bytes) {
             return Ok(());
         }
         self.end_without_answer(request, WcStatus::LocProtErr);

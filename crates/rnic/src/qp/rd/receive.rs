@@ -10,13 +10,14 @@ use uwarp_wire::rd::chunk::Reason;
 use uwarp_wire::rd::segment::First;
 use uwarp_wire::rdmap::{AtomicResponse, Control, Opcode, RV, UWARP_SOLICITED};
 
-use super::RdCore;
 use super::asked::Answer;
+use super::{RdBytes, RdCore};
+use crate::mr::MrCache;
 use crate::qp::datagrams::{Arrival, GRH_LEN, copy_in, service_level, write_grh};
 use crate::qp::shell::Shell;
 use crate::queues::TakenRecv;
 use crate::srq::Woken;
-use crate::wr::{Wc, WcFlags, WcOpcode, WcStatus};
+use crate::wr::{Sge, Wc, WcFlags, WcOpcode, WcStatus};
 
 /// A segment of a message that arrives.
 #[derive(Debug, Clone, Copy)]
@@ -36,7 +37,7 @@ pub struct RdSegment<'a> {
     /// Its DDP header.
     pub ddp: ddp::Header,
     /// The payload.
-    pub bytes: &'a [u8],
+    pub bytes: RdBytes<'a>,
 }
 
 /// The receive of a message that is not complete.
@@ -184,7 +185,7 @@ impl RdCore {
         let (area, sges) = (if self.how.grh { GRH_LEN } else { 0 }, bound.recv.sges.iter());
         let payload = bound.message_len as usize;
         let good = (!is_new || area == 0 || write_grh(local, pd, sges.clone(), arrival, payload))
-            && copy_in(local, pd, sges, area + segment.offset, segment.bytes);
+            && copy_pieces(local, pd, sges, area + segment.offset, segment.bytes);
         if good {
             return Ok(());
         }
@@ -305,6 +306,17 @@ impl RdCore {
     }
 }
 
+/// Copies all pieces into gather elements, from `offset` on.
+pub(super) fn copy_pieces<'a>(
+    local: &mut MrCache,
+    pd: u32,
+    sges: impl Iterator<Item = &'a Sge> + Clone,
+    offset: u32,
+    bytes: RdBytes<'_>,
+) -> bool {
+    bytes.iter().all(|(at, piece)| copy_in(local, pd, sges.clone(), offset + at as u32, piece))
+}
+
 const INVALID: Reason = Reason::InvalidRequest;
 
 /// What an RDMA Write takes, if it has an immediate.
@@ -350,11 +362,12 @@ fn arrives(segment: &RdSegment<'_>) -> Option<Arrives> {
             (QN_READ_REQUEST, Opcode::ReadRequest) => Some(Arrives::ReadRequest),
             (QN_READ_REQUEST, Opcode::AtomicRequest) => Some(Arrives::AtomicRequest),
             (QN_ATOMIC_RESPONSE, Opcode::AtomicResponse) => {
-                let response = AtomicResponse::parse(segment.bytes).ok()?;
+                let response = AtomicResponse::parse(segment.bytes.first()).ok()?;
                 Some(Arrives::Answer(response.request_id, Answer::Value(response)))
             }
             (QN_TERMINATE, Opcode::Terminate) => {
-                let (id, reason) = (segment.bytes.first_chunk::<4>()?, segment.bytes.get(4)?);
+                let bytes = segment.bytes.first();
+                let (id, reason) = (bytes.first_chunk::<4>()?, bytes.get(4)?);
                 Some(Arrives::Answer(u32::from_be_bytes(*id), Answer::Failure(Reason::from_code(*reason))))
             }
             _ => None,

@@ -139,7 +139,10 @@ impl RdCore {
         }
         if !is_empty {
             let copied = self.remote.with(whole, pd, Access::REMOTE_WRITE, |place| {
-                mem::copy_in(place.part(offset, segment.bytes.len()), segment.bytes)
+                let mut pieces = segment.bytes.iter();
+                pieces.try_for_each(|(at, piece)| {
+                    mem::copy_in(place.part(offset + at, piece.len()), piece).map(|_| ())
+                })
             });
             if let Err(error) = copied.and_then(|copied| Ok(copied?)) {
                 // Refused with its first segment, the message is one that has nothing to give back.
@@ -164,7 +167,8 @@ impl RdCore {
         segment: &RdSegment<'_>,
         arrival: &Arrival,
     ) -> Result<(), Placed> {
-        let request = is_whole(segment, ReadRequest::LEN).then(|| ReadRequest::parse(segment.bytes).ok());
+        let request =
+            is_whole(segment, ReadRequest::LEN).then(|| ReadRequest::parse(segment.bytes.first()).ok());
         let request = request.flatten().ok_or(Placed::Refused(Reason::InvalidRequest))?;
         self.check_rights(segment, arrival, Access::REMOTE_READ)?;
         let (stag, to, len) = (request.source_stag, request.source_to, request.size);
@@ -189,7 +193,8 @@ impl RdCore {
         segment: &RdSegment<'_>,
         arrival: &Arrival,
     ) -> Result<(), Placed> {
-        let request = is_whole(segment, AtomicRequest::LEN).then(|| AtomicRequest::parse(segment.bytes).ok());
+        let request =
+            is_whole(segment, AtomicRequest::LEN).then(|| AtomicRequest::parse(segment.bytes.first()).ok());
         let request = request.flatten().ok_or(Placed::Refused(Reason::InvalidRequest))?;
         self.check_rights(segment, arrival, Access::REMOTE_ATOMIC)?;
         let part = Part { stag: request.stag, to: request.to, len: size_of::<u64>() };

@@ -162,7 +162,7 @@ fn segment<'a>(message: MessageId, offset: u32, text: &'a [u8], message_len: u32
         message_len,
         first: (offset == 0).then_some(First { qkey: QKEY, immediate: None, job_key: None }),
         ddp: send_header(Opcode::Send),
-        bytes: text,
+        bytes: text.into(),
     }
 }
 
@@ -200,7 +200,7 @@ fn carry(a: &mut End, b: &mut End, sent: &RdMessage, message: MessageId, step: u
             message_len: len,
             first: (offset == 0).then_some(first),
             ddp,
-            bytes: &bytes[1..],
+            bytes: bytes[1..].into(),
         };
         match b.place(&segment) {
             Placed::Done => {}

@@ -240,7 +240,7 @@ impl UcCore {
             Kind::Send { .. } => {
                 let pd = self.shell.recv_pd();
                 let Shell { local, rq, .. } = &mut self.shell;
-                if !copy_in(local, pd, rq.front_sges(), segment.offset, segment.bytes) {
+                if !copy_in(local, pd, rq.front_sges(), segment.offset, segment.bytes.first()) {
                     self.fail_receive();
                     return Ok(());
                 }
@@ -248,7 +248,7 @@ impl UcCore {
             Kind::Write { stag, to, .. } if count > 0 => {
                 let at = to.wrapping_add(u64::from(segment.offset));
                 let (part, pd) = (Part { stag, to: at, len: segment.bytes.len() }, self.shell.pd.id());
-                let copy = |place| mem::copy_in(place, segment.bytes);
+                let copy = |place| mem::copy_in(place, segment.bytes.first());
                 let copied = self.remote.with(part, pd, Access::REMOTE_WRITE, copy);
                 if !matches!(copied, Ok(Ok(_))) {
                     return Err(Dropped::Refused);

@@ -146,7 +146,7 @@ fn segment(message: MessageId, offset: u32, text: &[u8], message_len: u32) -> Rd
         message_len,
         first: (offset == 0).then_some(First { qkey: RQ_PSN, immediate: None, job_key: None }),
         ddp: send_header(Opcode::Send),
-        bytes: text,
+        bytes: text.into(),
     }
 }
 

@@ -169,7 +169,7 @@ fn an_answer_counts_only_from_who_was_asked() {
     let mut failure = stag.to_be_bytes().to_vec();
     failure.extend_from_slice(&[Reason::Access.code(), 0, 0, 0]);
     let ddp = untagged(Opcode::Terminate, 2);
-    let message = RdSegment { message: id(1, 5), ddp, message_len: 8, bytes: &failure, ..good };
+    let message = RdSegment { message: id(1, 5), ddp, message_len: 8, bytes: failure[..].into(), ..good };
     assert_eq!((a.place(&message), a.core.deliver(id(1, 5))), (Done, None));
     assert_eq!(a.polled(), [(9, WcStatus::RemAccessErr)]);
 }

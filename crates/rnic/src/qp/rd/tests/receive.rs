@@ -185,7 +185,7 @@ fn what_cannot_be_taken_is_refused_and_leaves_the_receive() {
     assert_eq!(b.place(&empty), Refused(Reason::InvalidRequest));
     // Bytes outside of their message.
     for (offset, bytes) in [(1, &b"abcd"[..]), (5, b""), (u32::MAX, b"abcd")] {
-        let outside = RdSegment { offset, bytes, ..good };
+        let outside = RdSegment { offset, bytes: bytes.into(), ..good };
         assert_eq!(b.place(&outside), Refused(Reason::InvalidRequest));
     }
     assert_eq!(b.place(&segment(id(1, 4), 7, b"", u32::MAX)), Refused(Reason::InvalidRequest));

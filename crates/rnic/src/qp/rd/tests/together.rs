@@ -81,10 +81,20 @@ impl Process {
             let bytes = match &arrival.bytes {
                 Bytes::Datagram(range) => &packet[range.clone()],
                 Bytes::Held(bytes) => bytes,
+                Bytes::Joined(_) => panic!("datagrams come one by one"),
             };
             let source_qpn = pair.source;
             let remote = arrival.route.remote;
-            let segment = RdSegment { message, source_qpn, remote, offset, message_len, first, ddp, bytes };
+            let segment = RdSegment {
+                message,
+                source_qpn,
+                remote,
+                offset,
+                message_len,
+                first,
+                ddp,
+                bytes: bytes.into(),
+            };
             let placed = self.end.place(&segment);
             self.machine.on_placed(now, &arrival, placed, &mut arrivals);
         }
