@@ -23,6 +23,8 @@ mod backlog;
 mod contacts;
 #[path = "rd/itself.rs"]
 mod itself;
+#[path = "rd/outbox.rs"]
+mod outbox;
 #[path = "rd/penalty.rs"]
 mod penalty;
 #[path = "rd/questions.rs"]
@@ -38,7 +40,6 @@ pub use queue_pair::RdQp;
 pub(crate) use streams::StreamPort;
 pub use unrepeated::UcQp;
 
-use std::collections::VecDeque;
 use std::net::SocketAddr;
 use std::sync::{Arc, Weak};
 use std::time::{Duration, Instant};
@@ -65,6 +66,7 @@ use crate::sync::{AtomicBool, AtomicU64, Mutex, MutexGuard, Ordering};
 use crate::ud::{AwaitsRoom, DatagramPort};
 use answers::{Answers, PeerAnswer};
 use itself::ToItself;
+use outbox::Outbox;
 use penalty::Penalties;
 use streams::{Streams, Wanting};
 use unrepeated::Unrepeated;
@@ -77,8 +79,6 @@ const EXIT_PATIENCE: Duration = Duration::from_millis(50);
 const LONGEST_LEAVING: Duration = Duration::from_secs(1);
 const AT_NEXT_POLL: u64 = 0;
 const NOT_DUE: u64 = u64::MAX;
-/// Packets are made when fewer than this wait for the socket.
-const MOST_WAITING: usize = udp::RUN;
 /// Bytes of the longest packet at first: of an IPv6 packet on an Ethernet.
 const PACKET_LEN: usize = 1452;
 /// Bytes of the longest packet that is taken: of jumbo frames, and of anything that fits the slots.
@@ -86,6 +86,9 @@ const MOST_TAKEN: usize = 64_000;
 /// Where packets stay on the host. With its headers, one fits into 16 KiB of the system's memory; a longer
 /// one would be charged to the receiver's socket as twice as much.
 const LOCAL_PACKET_LEN: usize = 61 * 256;
+
+/// Adds bytes of a message, from an offset, so many; returns whether it could.
+type Fill<'a> = dyn FnMut(u32, u32, &mut Vec<u8>) -> bool + 'a;
 
 /// Whose message it is.
 #[derive(Clone)]
@@ -103,15 +106,22 @@ enum Owner {
 impl Owner {
     /// Adds bytes of its message to `out`; returns whether it could.
     fn fill(&self, offset: u32, len: u32, out: &mut Vec<u8>) -> bool {
+        self.with_bytes(|fill| fill(offset, len, out))
+    }
+
+    /// Lets `work` add bytes of its message, as often as it likes, with what has them locked once.
+    fn with_bytes(&self, work: impl FnOnce(&mut Fill<'_>) -> bool) -> bool {
         match self {
-            Self::Request { qp, request } => {
-                qp.upgrade().is_some_and(|qp| qp.inner.lock().fill(*request, offset, len, out))
-            }
-            Self::Answer(answer) => answer.fill(offset, len, out),
-            Self::Unrepeated { qp, request } => {
-                qp.upgrade().is_some_and(|qp| qp.inner.lock().fill(*request, offset, len, out))
-            }
-            Self::Stream(pipe) => pipe.fill(offset, len, out),
+            Self::Request { qp, request } => qp.upgrade().is_some_and(|qp| {
+                let mut core = qp.inner.lock();
+                work(&mut |offset, len, out| core.fill(*request, offset, len, out))
+            }),
+            Self::Answer(answer) => work(&mut |offset, len, out| answer.fill(offset, len, out)),
+            Self::Unrepeated { qp, request } => qp.upgrade().is_some_and(|qp| {
+                let mut core = qp.inner.lock();
+                work(&mut |offset, len, out| core.fill(*request, offset, len, out))
+            }),
+            Self::Stream(pipe) => work(&mut |offset, len, out| pipe.fill(offset, len, out)),
         }
     }
 
@@ -122,19 +132,6 @@ impl Owner {
             Self::Unrepeated { .. } | Self::Stream(_) => false,
         }
     }
-}
-
-/// Packets that wait for the socket, one behind the other.
-#[derive(Default)]
-struct Outbox {
-    bytes: Vec<u8>,
-    /// Bytes of `bytes` that were sent.
-    taken: usize,
-    packets: VecDeque<(udp::Route, usize)>,
-    /// Packets that the socket took since a post last asked.
-    sent: usize,
-    /// The socket has no room, and the port knows.
-    is_blocked: bool,
 }
 
 /// What the lock guards.
@@ -399,8 +396,8 @@ impl Exchanges {
     fn transmit(&self, turn: &mut Turn, now: &Now) {
         let mut port = None;
         loop {
-            while turn.outbox.wants_more() && turn.make_packet(now) {}
-            if turn.outbox.is_blocked || turn.outbox.packets.is_empty() {
+            while turn.outbox.room() > 0 && turn.make_packet(now) {}
+            if turn.outbox.is_blocked || turn.outbox.is_empty() {
                 return;
             }
             if port.is_none() {
@@ -413,14 +410,8 @@ impl Exchanges {
 
     fn send_some(&self, turn: &mut Turn, port: &DatagramPort) {
         let outbox = &mut turn.outbox;
-        let bytes = outbox.run();
-        let sent = match outbox.packets.front() {
-            Some((route, len)) => {
-                let from = outbox.taken;
-                port.send_joined(route, outbox.bytes.get(from..from + bytes).unwrap_or(&[]), *len)
-            }
-            None => return,
-        };
+        let Some((route, bytes, len)) = outbox.first() else { return };
+        let sent = port.send_joined(route, bytes, len);
         match sent {
             Ok(count) => outbox.took(count),
             Err(Errno::INTR) => {}
@@ -431,9 +422,7 @@ impl Exchanges {
             }
             Err(error) => {
                 // Lost, like one that is dropped on the way.
-                if let Some((route, _)) = outbox.packets.front() {
-                    tracing::debug!(to = %route.to, "packet not sent: {error}");
-                }
+                tracing::debug!(to = %route.to, "packet not sent: {error}");
                 outbox.took(1);
             }
         }
@@ -523,46 +512,6 @@ impl Source for Exchanges {
 
     fn timeout(&self) {
         let _ = self.do_what_is_due();
-    }
-}
-
-impl Outbox {
-    /// Whether there is room for another packet beside those that wait: what one call sends goes out before
-    /// the next packets are made.
-    fn wants_more(&self) -> bool {
-        let length = self.packets.front().map_or(0, |(_, length)| *length);
-        let waits = self.bytes.len() - self.taken;
-        self.packets.len() < MOST_WAITING && waits + length <= udp::MOST_JOINED
-    }
-
-    /// Bytes of the packets, counted from the first, that one call of the system sends.
-    fn run(&self) -> usize {
-        let Some((first, length)) = self.packets.front() else { return 0 };
-        let mut bytes = 0;
-        for (route, len) in self.packets.iter().take(udp::RUN) {
-            if route != first || len > length || bytes > 0 && bytes + len > udp::MOST_JOINED {
-                break;
-            }
-            bytes += len;
-            if len < length {
-                break;
-            }
-        }
-        bytes
-    }
-
-    /// The socket took the first `count` packets.
-    fn took(&mut self, count: usize) {
-        self.sent += count;
-        let sent: usize = self.packets.drain(..count.min(self.packets.len())).map(|(_, len)| len).sum();
-        self.taken += sent;
-        if self.packets.is_empty() {
-            self.bytes.clear();
-            self.taken = 0;
-        } else if self.taken > self.bytes.len() / 2 {
-            self.bytes.drain(..self.taken);
-            self.taken = 0;
-        }
     }
 }
 
@@ -708,12 +657,17 @@ impl Turn {
 
     /// Makes a packet for the outbox; returns whether there was one to make.
     fn make_packet(&mut self, now: &Now) -> bool {
+        self.packet.allow(self.outbox.room());
         let Some(route) = self.machine.poll_transmit(now, &mut self.packet) else { return false };
+        if self.packet.packets() > 1 {
+            self.put_run(now, route);
+            return true;
+        }
         let start = self.outbox.bytes.len();
         let mut unreadable = SmallVec::<[Ticket; 2]>::new();
         let has_rest = loop {
             let (owners, mut failed) = (&self.owners, SmallVec::<[Ticket; 2]>::new());
-            self.packet.assemble(&mut self.outbox.bytes, |payload: &Payload, out: &mut Vec<u8>| {
+            self.packet.assemble(0, &mut self.outbox.bytes, |payload: &Payload, out: &mut Vec<u8>| {
                 let owner = owners.get(&payload.ticket);
                 if !owner.is_some_and(|owner| owner.fill(payload.offset, payload.len, out)) {
                     failed.push(payload.ticket);
@@ -731,7 +685,7 @@ impl Turn {
             }
         };
         if has_rest {
-            self.put_packet(route, start);
+            put_packet(&mut self.outbox, route, start);
         }
         for ticket in unreadable {
             self.cannot_be_read(now, ticket);
@@ -743,13 +697,25 @@ impl Turn {
         true
     }
 
-    fn put_packet(&mut self, route: rd::Route, start: usize) {
-        let packet = self.outbox.bytes.get(start..).unwrap_or(&[]);
-        if trace::is_on() {
-            trace::unclaimed(trace::Way::Out, route.remote, packet, None);
+    /// The packets that were made together: of one message, which is locked once.
+    fn put_run(&mut self, now: &Now, route: rd::Route) {
+        let Some(payload) = self.packet.payloads().first().copied() else { return };
+        let (packet, outbox, packets) = (&self.packet, &mut self.outbox, self.packet.packets());
+        let put_all = |fill: &mut Fill<'_>| {
+            (0..packets).all(|nth| {
+                let (start, mut good) = (outbox.bytes.len(), true);
+                packet.assemble(nth, &mut outbox.bytes, |part, out| good = fill(part.offset, part.len, out));
+                match good {
+                    true => put_packet(outbox, route, start),
+                    false => outbox.bytes.truncate(start),
+                }
+                good
+            })
+        };
+        let owner = self.owners.get(&payload.ticket);
+        if !owner.is_some_and(|owner| owner.with_bytes(put_all)) {
+            self.cannot_be_read(now, payload.ticket);
         }
-        let to = udp::Route { to: route.remote, from: Some(route.local.ip()) };
-        self.outbox.packets.push_back((to, packet.len()));
     }
 
     /// The memory of a message must not be read any more: it fails.
@@ -821,12 +787,21 @@ impl Turn {
             self.leaving = Leaving::Closing;
         }
         // What has left by its completion may wait for room in the socket.
-        let is_sent = self.outbox.packets.is_empty();
+        let is_sent = self.outbox.is_empty();
         if self.leaving == Leaving::Closing && self.machine.is_closed() && is_sent {
             self.leaving = Leaving::Gone;
             linger::stream_given_up();
         }
     }
+}
+
+/// The last bytes of the outbox, from `start` on, are a packet.
+fn put_packet(outbox: &mut Outbox, route: rd::Route, start: usize) {
+    if trace::is_on() {
+        let packet = outbox.bytes.get(start..).unwrap_or(&[]);
+        trace::unclaimed(trace::Way::Out, route.remote, packet, None);
+    }
+    outbox.add(udp::Route { to: route.remote, from: Some(route.local.ip()) }, start);
 }
 
 /// A segment that has come, as its queue pair takes it.

@@ -175,7 +175,7 @@ impl Peer {
         }
         while let Some(route) = self.machine.poll_transmit(&now, &mut self.packet) {
             let mut bytes = Vec::new();
-            self.packet.assemble(&mut bytes, |payload, out| {
+            self.packet.assemble(0, &mut bytes, |payload, out| {
                 let from = payload.offset as usize;
                 out.extend_from_slice(&self.sent[&payload.ticket][from..from + payload.len as usize]);
             });

@@ -91,7 +91,7 @@ impl Pair {
         let mut packet = PacketBuf::new();
         while process.rd.poll_transmit(&now, &mut packet).is_some() {
             let mut bytes = Vec::new();
-            packet.assemble(&mut bytes, |payload, out| out.resize(out.len() + payload.len as usize, 0xAB));
+            packet.assemble(0, &mut bytes, |payload, out| out.resize(out.len() + payload.len as usize, 0xAB));
             let text = Packet::parse(&bytes).expect("a packet").to_string();
             let text = text.replace("RD ", "").replace("20001->20002 ", "").replace("20002->20001 ", "");
             let text = text.replace(" 20001->20002", "").replace(" 20002->20001", "");

@@ -77,7 +77,7 @@ impl World {
                 let mut packet = PacketBuf::new();
                 while host.rd.poll_transmit(&now, &mut packet).is_some() {
                     let mut bytes = Vec::new();
-                    packet.assemble(&mut bytes, |part, out| out.resize(out.len() + part.len as usize, 7));
+                    packet.assemble(0, &mut bytes, |part, out| out.resize(out.len() + part.len as usize, 7));
                     host.settle();
                     self.sent += 1;
                     if !lost(self.sent) {

@@ -92,7 +92,7 @@ impl World {
         while let Some(route) = process.rd.poll_transmit(&Now::at(self.now), &mut self.packet) {
             let mut bytes = Vec::with_capacity(self.packet.packet_len());
             let zeros = |len: u32, out: &mut Vec<u8>| out.resize(out.len() + len as usize, 0);
-            self.packet.assemble(&mut bytes, |payload, out| zeros(payload.len, out));
+            self.packet.assemble(0, &mut bytes, |payload, out| zeros(payload.len, out));
             process.sent += 1;
             process.sent_bytes += bytes.len() as u64;
             self.wire.push_back((self.now + DELAY, number_of(route.remote), number, bytes));

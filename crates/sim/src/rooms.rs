@@ -227,7 +227,7 @@ fn transmit(rd: &mut Rd, now: Time, links: &mut Links) {
     let mut packet = PacketBuf::new();
     while let Some(route) = rd.poll_transmit(&Now::at(instant(now)), &mut packet) {
         let mut bytes = Vec::with_capacity(packet.packet_len());
-        packet.assemble(&mut bytes, |payload, out| out.resize(out.len() + payload.len as usize, 0));
+        packet.assemble(0, &mut bytes, |payload, out| out.resize(out.len() + payload.len as usize, 0));
         links.send(now, route.local.ip(), Datagram { from: route.local, to: route.remote, bytes });
     }
 }

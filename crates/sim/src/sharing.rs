@@ -337,7 +337,7 @@ impl RdStream {
 fn transmit(rd: &mut Rd, packet: &mut PacketBuf, now: Time, links: &mut Links) {
     while let Some(route) = rd.poll_transmit(&Now::at(instant(now)), packet) {
         let mut bytes = Vec::with_capacity(packet.packet_len());
-        packet.assemble(&mut bytes, |payload, out| out.resize(out.len() + payload.len as usize, 0));
+        packet.assemble(0, &mut bytes, |payload, out| out.resize(out.len() + payload.len as usize, 0));
         links.send(now, route.local.ip(), Datagram { from: route.local, to: route.remote, bytes });
     }
 }

@@ -21,6 +21,7 @@
 //! yet and may move to another.
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
+use std::ops::Range;
 use std::time::{Duration, Instant};
 
 use smallvec::SmallVec;
@@ -290,6 +291,25 @@ impl OutgoingMessages {
         Some(part)
     }
 
+    /// How many parts as long as this one, which was sent last, follow it before the last part of its message.
+    /// 0: something else goes first.
+    pub(super) fn most_to_go_on(&self, message: u64, part: &Range<u32>) -> u32 {
+        let is_next = self.sendable.first().is_some_and(|(first, ())| *first == message);
+        let Some(record) = self.records.get(&message).filter(|_| is_next) else { return 0 };
+        if record.state != State::Sending || record.next != part.end || !record.missing.is_empty() {
+            return 0;
+        }
+        let left = record.span().saturating_sub(part.end);
+        left.saturating_sub(1) / (part.end - part.start).max(1)
+    }
+
+    /// What follows was sent up to here, and something is left.
+    pub(super) fn on_gone_on(&mut self, message: u64, end: u32) {
+        if let Some(record) = self.records.get_mut(&message) {
+            record.next = record.next.max(end);
+        }
+    }
+
     /// Gives the next queued message a number.
     fn begin(&mut self) -> Option<u64> {
         while self.may_begin() {
@@ -370,13 +390,15 @@ impl OutgoingMessages {
             return;
         };
         record.acknowledged.insert(u64::from(start)..u64::from(end));
-        let mut missing = RangeSet::default();
-        for range in record.missing.iter() {
-            record.acknowledged.missing_in(range).into_iter().for_each(|left| {
-                missing.insert(left);
-            });
+        if !record.missing.is_empty() {
+            let mut missing = RangeSet::default();
+            for range in record.missing.iter() {
+                record.acknowledged.missing_in(range).into_iter().for_each(|left| {
+                    missing.insert(left);
+                });
+            }
+            record.missing = missing;
         }
-        record.missing = missing;
         let mut goes_on = None;
         if record.state == State::Alone && start == 0 {
             record.state = State::Sending;

@@ -5,12 +5,13 @@ use uwarp_wire::datagram::CRC_LEN;
 use uwarp_wire::rd::Header;
 use uwarp_wire::rd::ack;
 use uwarp_wire::rd::chunk::{self, Abandon, Chunk, Stream};
+use uwarp_wire::rd::run::Run;
 use uwarp_wire::rd::segment::{ACKNOWLEDGE, Segment};
 
 use super::message::{Payload, Ticket};
 
-/// A packet to send, made by [`Rd::poll_transmit`](super::Rd::poll_transmit). It is reused, so that nothing
-/// is allocated for each packet.
+/// A packet to send, made by [`Rd::poll_transmit`](super::Rd::poll_transmit), or several that differ in
+/// counts alone ([`Self::allow`]). It is reused, so that nothing is allocated for each packet.
 ///
 /// The machine has no payload. So the packet is a string of headers, and a list of payloads that go in front
 /// of some of their bytes; the CRC over all of it goes behind.
@@ -26,6 +27,12 @@ pub struct PacketBuf {
     last_segment: Option<usize>,
     /// The packet is in `heads`, with its CRC.
     is_sealed: bool,
+    /// Further packets that may be made with the next one.
+    most_more: u32,
+    /// Those that were made with this one, and whether the last of them asks for an acknowledgement.
+    run: Option<Run>,
+    more: u32,
+    run_asks: bool,
 }
 
 impl PacketBuf {
@@ -34,7 +41,17 @@ impl PacketBuf {
         Self::default()
     }
 
-    /// All headers, one after the other.
+    /// Lets the next one be up to so many packets to the same peer, the later ones all as long as the first.
+    pub fn allow(&mut self, packets: usize) {
+        self.most_more = u32::try_from(packets.saturating_sub(1)).unwrap_or(u32::MAX);
+    }
+
+    /// How many packets there are.
+    pub fn packets(&self) -> u32 {
+        self.more + 1
+    }
+
+    /// All headers, one after the other: of the first packet, like what follows.
     pub fn heads(&self) -> &[u8] {
         &self.heads
     }
@@ -49,10 +66,20 @@ impl PacketBuf {
         self.heads.len() + self.payload_len + if self.is_sealed { 0 } else { CRC_LEN }
     }
 
-    /// Writes the whole packet behind what is in `out`. `copy` adds the bytes of a payload there.
-    pub fn assemble(&self, out: &mut Vec<u8>, mut copy: impl FnMut(&Payload, &mut Vec<u8>)) {
+    /// Writes a whole packet behind what is in `out`: the first one, or one of those behind it, up to
+    /// [`Self::packets`]. `copy` adds the bytes of a payload there.
+    pub fn assemble(&self, nth: u32, out: &mut Vec<u8>, mut copy: impl FnMut(&Payload, &mut Vec<u8>)) {
         let start = out.len();
         let mut at = 0;
+        if let (Some(run), Some(payload), 1..) = (&self.run, self.payloads.first(), nth) {
+            let head = run.head(nth, self.run_asks && nth == self.more);
+            out.extend_from_slice(head.bytes());
+            copy(
+                &Payload { offset: payload.offset.wrapping_add(nth.wrapping_mul(payload.len)), ..*payload },
+                out,
+            );
+            return seal(start, out);
+        }
         for payload in &self.payloads {
             out.extend_from_slice(self.heads.get(at..payload.at).unwrap_or(&[]));
             copy(payload, out);
@@ -60,8 +87,7 @@ impl PacketBuf {
         }
         out.extend_from_slice(self.heads.get(at..).unwrap_or(&[]));
         if !self.is_sealed {
-            let sum = crc::crc32c(out.get(start..).unwrap_or(&[]));
-            out.extend_from_slice(&crc::to_wire(sum));
+            seal(start, out);
         }
     }
 
@@ -95,6 +121,7 @@ impl PacketBuf {
         self.payloads.clear();
         self.starts.clear();
         (self.payload_len, self.last_segment, self.is_sealed) = (0, None, false);
+        (self.run, self.more, self.run_asks) = (None, 0, false);
     }
 
     /// A whole packet that needs nothing more.
@@ -104,6 +131,7 @@ impl PacketBuf {
         self.payloads.clear();
         self.starts.clear();
         (self.payload_len, self.last_segment, self.is_sealed) = (0, None, true);
+        (self.run, self.more, self.run_asks) = (None, 0, false);
     }
 
     pub(super) fn put(&mut self, bytes: &[u8]) {
@@ -176,10 +204,35 @@ impl PacketBuf {
         self.last_segment.is_some()
     }
 
+    /// How many packets may be made with this one that bring the next parts of its message.
+    pub(super) fn may_go_on(&mut self) -> u32 {
+        let [payload] = self.payloads[..] else { return 0 };
+        if self.most_more == 0 || payload.at != self.heads.len() {
+            return 0;
+        }
+        self.run = Run::of(&self.heads, self.payload_len);
+        self.run.as_ref().map_or(0, |run| run.most().min(self.most_more))
+    }
+
+    /// There is one more.
+    pub(super) fn go_on(&mut self) {
+        self.more += 1;
+    }
+
     /// The last segment asks for an acknowledgement at once.
     pub(super) fn ask_for_ack(&mut self) {
+        if self.more > 0 {
+            self.run_asks = true;
+            return;
+        }
         if let Some(flags) = self.last_segment.and_then(|at| self.heads.get_mut(at)) {
             *flags |= ACKNOWLEDGE;
         }
     }
+}
+
+/// Adds the CRC of a packet that begins at `start`.
+fn seal(start: usize, out: &mut Vec<u8>) {
+    let sum = crc::crc32c(out.get(start..).unwrap_or(&[]));
+    out.extend_from_slice(&crc::to_wire(sum));
 }

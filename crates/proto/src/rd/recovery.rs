@@ -82,6 +82,22 @@ pub(super) struct News {
     pub(super) sample: Option<Duration>,
 }
 
+impl News {
+    /// Parts of a message that lie before one another are one: packets are looked at from the last downwards.
+    fn acknowledge(&mut self, content: Content) {
+        if let (
+            Some(Content::Segment { message, attempt, start, .. }),
+            Content::Segment { message: of, attempt: in_try, start: from, end },
+        ) = (self.acknowledged.last_mut(), content)
+            && (*message, *attempt, *start) == (of, in_try, end)
+        {
+            *start = from;
+            return;
+        }
+        self.acknowledged.push(content);
+    }
+}
+
 /// Sent packets until their fate is known.
 #[derive(Debug)]
 pub(super) struct Recovery {
@@ -227,7 +243,7 @@ impl Recovery {
             return;
         }
         for content in sent.contents.drain(..) {
-            news.acknowledged.push(content);
+            news.acknowledge(content);
         }
         if was == Fate::Lost {
             // It was late, not lost.

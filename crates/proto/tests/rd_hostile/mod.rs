@@ -158,7 +158,7 @@ impl Victim {
                 return;
             }
             let mut bytes = Vec::new();
-            packet.assemble(&mut bytes, |payload, out| {
+            packet.assemble(0, &mut bytes, |payload, out| {
                 if let Some(end) = self.streams.get(&payload.ticket) {
                     let from = u64::from(payload.offset);
                     assert!(from >= end.released && from + u64::from(payload.len) <= end.offered);
@@ -211,7 +211,7 @@ pub fn exchange(bytes: &[u8]) {
         }
         while peer.poll_transmit(&victim.at(), &mut packet).is_some() {
             let mut sent = Vec::new();
-            packet.assemble(&mut sent, |_, _| {});
+            packet.assemble(0, &mut sent, |_, _| {});
             if let Ok(header) = Header::parse(&sent) {
                 (key, number) = (header.key, header.number.max(number));
             }

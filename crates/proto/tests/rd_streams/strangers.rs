@@ -134,7 +134,7 @@ fn a_process_with_keys_of_its_own_ends_no_stream_of_another() {
         stranger.handle_timeout(&now);
         while stranger.poll_transmit(&now, &mut packet).is_some() {
             let mut bytes = Vec::new();
-            packet.assemble(&mut bytes, |_, out| out.push(b'!'));
+            packet.assemble(0, &mut bytes, |_, out| out.push(b'!'));
             world.hosts[1].rd.handle_input(&now, back, &bytes, &mut Vec::new());
             while let Some(StreamEvent { stream, what }) = world.hosts[1].rd.poll_stream_event() {
                 assert!(!world.hosts[1].streams.contains_key(&stream), "{what:?} of another's stream");
@@ -143,7 +143,7 @@ fn a_process_with_keys_of_its_own_ends_no_stream_of_another() {
         }
         while let Some(to) = world.hosts[1].rd.poll_transmit(&now, &mut packet) {
             let mut bytes = Vec::new();
-            packet.assemble(&mut bytes, |_, _| {});
+            packet.assemble(0, &mut bytes, |_, _| {});
             if to == back {
                 stranger.handle_input(&now, other, &bytes, &mut Vec::new());
             }
@@ -191,7 +191,7 @@ fn refusals_that_are_not_acknowledged_wait_for_the_window() {
         let before = refusals;
         while world.hosts[1].rd.poll_transmit(&now, &mut out).is_some() {
             let mut bytes = Vec::new();
-            out.assemble(&mut bytes, |_, _| {});
+            out.assemble(0, &mut bytes, |_, _| {});
             let mut chunks = chunk::chunks(&bytes[20..bytes.len() - 4]);
             let is_reset = |chunk: &_| matches!(chunk, Ok(chunk::Chunk::StreamReset(_)));
             refusals += chunks.by_ref().filter(is_reset).count();

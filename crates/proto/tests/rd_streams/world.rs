@@ -199,7 +199,7 @@ impl World {
                 while self.hosts[from].rd.poll_transmit(&now, &mut packet).is_some() {
                     let mut bytes = Vec::new();
                     let host = &self.hosts[from];
-                    packet.assemble(&mut bytes, |part, out| host.fill(part, out));
+                    packet.assemble(0, &mut bytes, |part, out| host.fill(part, out));
                     assert!(bytes.len() <= 1472, "{}", bytes.len());
                     self.emit(1 - from, bytes);
                 }

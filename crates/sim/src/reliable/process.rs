@@ -26,6 +26,8 @@ const RNR_TIMER: u8 = 12;
 /// Receives, in thousandths, that give datagrams joined, and of how many bytes at most.
 const JOINED: u32 = 700;
 const MOST_JOINED: usize = 65_000;
+/// Packets that are made in one call at most.
+const MOST_AT_ONCE: u64 = 44;
 /// Segments, in thousandths, during whose placement another thread sends.
 const EARLY: u32 = 50;
 /// In thousandths: packets whose payload cannot be read any more, of a process that withdraws messages.
@@ -92,6 +94,8 @@ pub struct Process {
     /// Receives in the order in which they completed.
     completed: Vec<u64>,
     packet: PacketBuf,
+    /// Packets that were made with the last one.
+    made: VecDeque<Datagram>,
     /// For what the process does on its own.
     rng: Rng,
     withdraws: bool,
@@ -125,6 +129,7 @@ impl Process {
             incoming: BTreeMap::new(),
             completed: Vec::new(),
             packet: PacketBuf::new(),
+            made: VecDeque::new(),
             rng: own,
             withdraws: false,
         }
@@ -467,6 +472,10 @@ impl Process {
         if self.is_stopped(now) {
             return None;
         }
+        if let Some(made) = self.made.pop_front() {
+            return Some(made);
+        }
+        self.packet.allow(1 + self.rng.below(MOST_AT_ONCE) as usize);
         let mut route = self.rd.poll_transmit(&Now::at(instant(now)), &mut self.packet)?;
         // Memory that is not there any more: the packet is not sent.
         while let Some(ticket) = self.packet.payloads().last().map(|payload| payload.ticket)
@@ -477,8 +486,16 @@ impl Process {
             self.withdraw(now, ticket, host, model);
             route = self.rd.poll_transmit(&Now::at(instant(now)), &mut self.packet)?;
         }
+        for nth in 0..self.packet.packets() {
+            let bytes = self.assembled(nth, model);
+            self.made.push_back(Datagram { from: route.local, to: route.remote, bytes });
+        }
+        self.made.pop_front()
+    }
+
+    fn assembled(&self, nth: u32, model: &Model) -> Vec<u8> {
         let mut bytes = Vec::with_capacity(self.packet.packet_len());
-        self.packet.assemble(&mut bytes, |payload, out| {
+        self.packet.assemble(nth, &mut bytes, |payload, out| {
             if self.answers.contains(&payload.ticket) {
                 out.resize(out.len() + payload.len as usize, 0);
                 return;
@@ -489,7 +506,7 @@ impl Process {
         });
         assert_eq!(bytes.len(), self.packet.packet_len());
         assert!(bytes.len() <= self.longest, "{} bytes", bytes.len());
-        Some(Datagram { from: route.local, to: route.remote, bytes })
+        bytes
     }
 
     /// One ordered flow has used them.

@@ -4,7 +4,7 @@
 
 use super::chunk::{HEADER_LEN, SEGMENT};
 use super::segment::{ACKNOWLEDGE, ORDERED};
-use super::{Header, field};
+use super::{Header, Kind, field};
 use crate::datagram::CRC_LEN;
 use crate::ddp::{self, Tagged, Untagged};
 use crate::{be32, be64, crc};
@@ -46,12 +46,13 @@ impl Run {
     /// Of everything in front of the payload of the first packet, and the length of that. `None`: none follow
     /// it that differ in counts alone.
     pub fn of(head: &[u8], payload: usize) -> Option<Self> {
+        let is_packet = Header::parse(head).is_ok_and(|header| header.kind == Kind::Packet);
         let whole = u16::try_from(head.len().checked_sub(Header::LEN)? + payload).ok()?;
         let flags = *head.get(FLAGS)?;
         let is_segment = *head.get(Header::LEN)? == SEGMENT && flags & !(ORDERED | ACKNOWLEDGE) == 0;
         let is_all = head.get(FLAGS + 1..FLAGS + 3)? == whole.to_be_bytes();
         let (ddp, len) = ddp::Header::parse(head.get(DDP..)?).ok()?;
-        if !is_segment || !is_all || payload == 0 || head.len() != DDP + len || ddp.last() {
+        if !is_packet || !is_segment || !is_all || payload == 0 || head.len() != DDP + len || ddp.last() {
             return None;
         }
         let mut bytes = [0; Head::MAX_LEN];
@@ -113,7 +114,7 @@ mod tests {
     use proptest::prelude::*;
 
     use super::super::segment::{self, First, Segment};
-    use super::super::{Kind, Packet, chunk::Chunk, chunk::chunks};
+    use super::super::{Packet, chunk::Chunk, chunk::chunks};
     use super::*;
     use crate::datagram;
 

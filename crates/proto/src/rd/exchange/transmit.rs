@@ -1,5 +1,6 @@
 //! What an exchange sends.
 
+use std::ops::Range;
 use std::time::{Duration, Instant};
 
 use uwarp_wire::rd::ack::MAX_RANGES;
@@ -96,19 +97,50 @@ impl Exchange {
         if out.packet_len() >= longest {
             self.path.on_full(now);
         }
-        let is_full = !self.has_room(config, out.packet_len());
-        let is_last = !self.is_sendable() || is_full || self.pacer.due(now).is_some();
-        if is_last {
+        let bytes = u32::try_from(out.packet_len()).unwrap_or(u32::MAX);
+        let only = contents.first().copied().filter(|_| contents.len() == 1);
+        self.recovery.on_sent(now, bytes, eliciting, contents);
+        if let Some(Content::Segment { message, attempt, start, end }) = only {
+            self.go_on(now, config, (message, attempt), start..end, out);
+        }
+        if !self.is_sendable() || !self.has_room(config, 0) || self.pacer.due(now).is_some() {
             out.ask_for_ack();
         }
-        let bytes = u32::try_from(out.packet_len()).unwrap_or(u32::MAX);
-        self.recovery.on_sent(now, bytes, eliciting, contents);
         self.forget(now);
         if out.has_segments() {
             self.last_used = now;
         }
         self.note_waiting(now);
         Some(())
+    }
+
+    /// Makes further packets with the next parts of the message of a packet, as long as they could be made
+    /// one by one: what is asked for each packet has been asked for this one.
+    fn go_on(
+        &mut self,
+        now: Instant,
+        config: &Config,
+        message: (u64, u16),
+        mut part: Range<u32>,
+        out: &mut PacketBuf,
+    ) {
+        let (longest, bytes) = (self.path.len(), u32::try_from(out.packet_len()).unwrap_or(u32::MAX));
+        if out.packet_len() < longest || self.has_stream_bytes() {
+            return;
+        }
+        let most = self.outgoing.most_to_go_on(message.0, &part).min(out.may_go_on());
+        for _ in 0..most {
+            if !self.has_room(config, 0) || self.pacer.due(now).is_some() {
+                break;
+            }
+            part = part.end..part.end + (part.end - part.start);
+            let content =
+                Content::Segment { message: message.0, attempt: message.1, start: part.start, end: part.end };
+            self.pacer.on_sent(now, &self.congestion, longest);
+            self.recovery.on_sent(now, bytes, true, Contents::from_slice(&[content]));
+            out.go_on();
+        }
+        self.outgoing.on_gone_on(message.0, part.end);
     }
 
     /// Of packets that the peer does not acknowledge, the oldest count as lost.

@@ -65,7 +65,7 @@ impl Process {
     fn packet(&mut self, now: &Now) -> Option<Vec<u8>> {
         self.machine.poll_transmit(now, &mut self.buffer)?;
         let (mut packet, core) = (Vec::new(), &mut self.end.core);
-        self.buffer.assemble(&mut packet, |payload, out| {
+        self.buffer.assemble(0, &mut packet, |payload, out| {
             assert!(core.fill(self.requests[&payload.ticket], payload.offset, payload.len, out));
         });
         Some(packet)
