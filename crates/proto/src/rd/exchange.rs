@@ -3,20 +3,18 @@
 mod doubt;
 mod transmit;
 
-use std::ops::Range;
 use std::time::{Duration, Instant};
 
 use smallvec::SmallVec;
 use uwarp_wire::rd::ack::{Ack, CREDIT_UNIT, TIME_UNIT_US};
 use uwarp_wire::rd::chunk::{Chunk, Reason, Verdict, chunks};
 use uwarp_wire::rd::contact::Open;
-use uwarp_wire::rd::segment::Segment;
 use uwarp_wire::rd::{Header, expand};
 
 use super::Config;
 use super::congestion::{Congestion, Pacer, Report};
 use super::incoming::{IncomingMessages, Taken};
-use super::joined::{Followers, Joined};
+use super::joined::Joined;
 use super::message::{Action, Arrival, Bytes, Failure, Outgoing, Pieces, Placed, Route, Ticket};
 use super::outgoing::{Finished, OutgoingMessages};
 use super::path::{self, Path};
@@ -333,6 +331,7 @@ impl Exchange {
             return handled;
         }
         let mut heard = Heard { is_latest: number > self.received.largest(), ..Heard::default() };
+        let may_go_on = !joined.behind.is_empty() && heard.is_latest && all.len() == 1;
         for (chunk, end) in &all {
             match chunk {
                 Chunk::Ack(ack) => {
@@ -347,10 +346,8 @@ impl Exchange {
                     heard.eliciting = true;
                     heard.at_once |= segment.head.acknowledge;
                     let payload = end - segment.payload.len()..*end;
-                    if heard.is_latest && all.len() == 1 {
-                        let followers = self.followers(segment, &payload, joined);
-                        heard.at_once |= followers.at_once;
-                        handled.more = followers.count;
+                    if may_go_on && !segment.head.not_repeated && self.incoming.goes_on(segment) {
+                        handled.more = joined.take_followers(&payload, &mut heard.at_once);
                     }
                     let bytes = match handled.more {
                         0 => Bytes::Datagram(payload),
@@ -370,7 +367,11 @@ impl Exchange {
                     heard.eliciting = true;
                     heard.at_once |= stream.acknowledge;
                     let bytes = end - stream.data.len()..*end;
-                    heard.is_dropped |= !self.on_stream(stream, bytes, services);
+                    if may_go_on && self.streams.goes_on(stream) {
+                        handled.more = joined.take_followers(&bytes, &mut heard.at_once);
+                    }
+                    let pieces = Pieces::new(bytes, joined.datagram.len(), handled.more);
+                    heard.is_dropped |= !self.on_stream(stream, &pieces, services);
                 }
                 other => self.on_other(now, other, &mut heard, actions),
             }
@@ -388,14 +389,6 @@ impl Exchange {
         self.note_waiting(now);
         handled.over = heard.over;
         handled
-    }
-
-    /// How many of the datagrams behind a segment are handled with it.
-    fn followers(&self, segment: &Segment<'_>, payload: &Range<usize>, joined: Joined<'_>) -> Followers {
-        if joined.behind.is_empty() || segment.head.not_repeated || !self.incoming.goes_on(segment) {
-            return Followers::default();
-        }
-        joined.followers(payload)
     }
 
     /// `None`: the peer lies, and the packet is dropped.

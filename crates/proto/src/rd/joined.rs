@@ -12,34 +12,25 @@ pub(super) struct Joined<'a> {
     pub(super) behind: &'a [u8],
 }
 
-/// How many of the datagrams behind a packet go on with it.
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
-pub(super) struct Followers {
-    pub(super) count: u32,
-    /// One of them must be acknowledged at once.
-    pub(super) at_once: bool,
-}
-
 impl<'a> Joined<'a> {
     /// One datagram by itself.
     pub(super) fn alone(datagram: &'a [u8]) -> Self {
         Self { datagram, behind: &[] }
     }
 
-    /// Of a packet whose payload lies here.
-    pub(super) fn followers(&self, payload: &Range<usize>) -> Followers {
+    /// Of a packet whose payload lies here: how many of those behind it bring the next parts of the same.
+    /// Sets `at_once` if one of them must be acknowledged at once.
+    pub(super) fn take_followers(&self, payload: &Range<usize>, at_once: &mut bool) -> u32 {
         let head = self.datagram.get(..payload.start).unwrap_or(&[]);
-        let mut followers = Followers::default();
-        let Some(run) = Run::of(head, payload.len()).filter(|run| run.packet_len() == self.datagram.len())
-        else {
-            return followers;
-        };
+        let run = Run::of(head, payload.len()).filter(|run| run.packet_len() == self.datagram.len());
+        let Some(run) = run else { return 0 };
+        let mut count = 0;
         for packet in self.behind.chunks(self.datagram.len()) {
-            let Some(at_once) = run.is_next(followers.count + 1, packet) else { break };
-            followers.count += 1;
-            followers.at_once |= at_once;
+            let Some(asks) = run.is_next(count + 1, packet) else { break };
+            count += 1;
+            *at_once |= asks;
         }
-        followers
+        count
     }
 }
 
@@ -54,6 +45,12 @@ pub struct Pieces {
 impl Pieces {
     pub(super) fn new(first: Range<usize>, stride: usize, more: u32) -> Self {
         Self { first, stride, more }
+    }
+
+    /// One alone.
+    #[cfg(test)]
+    pub(super) fn one(first: Range<usize>) -> Self {
+        Self { first, stride: 0, more: 0 }
     }
 
     /// Bytes of all pieces.

@@ -83,18 +83,22 @@ pub(super) struct News {
 }
 
 impl News {
-    /// Parts of a message that lie before one another are one: packets are looked at from the last downwards.
+    /// Parts that touch become one: packets are looked at from the last one downwards.
     fn acknowledge(&mut self, content: Content) {
-        if let (
-            Some(Content::Segment { message, attempt, start, .. }),
-            Content::Segment { message: of, attempt: in_try, start: from, end },
-        ) = (self.acknowledged.last_mut(), content)
-            && (*message, *attempt, *start) == (of, in_try, end)
-        {
-            *start = from;
-            return;
+        let is_joined = match (self.acknowledged.last_mut(), &content) {
+            (
+                Some(Content::Segment { message, attempt, start, .. }),
+                Content::Segment { message: of, attempt: in_try, start: from, end },
+            ) if (*message, *attempt, *start) == (*of, *in_try, *end) => {
+                *start = *from;
+                true
+            }
+            (Some(Content::Stream(last)), Content::Stream(before)) => last.join(before),
+            _ => false,
+        };
+        if !is_joined {
+            self.acknowledged.push(content);
         }
-        self.acknowledged.push(content);
     }
 }
 

@@ -1,7 +1,6 @@
 //! What the exchange, its peer and the whole machine do for [`streams`](super::streams).
 
 use std::collections::BTreeSet;
-use std::ops::Range;
 use std::time::{Duration, Instant};
 
 use uwarp_wire::rd::chunk::{Chunk, Stream as StreamChunk, StreamCredit, StreamReset};
@@ -9,6 +8,7 @@ use uwarp_wire::rd::{contact, low};
 
 use super::contact::{PostError, Rd};
 use super::exchange::{Exchange, Phase};
+use super::joined::Pieces;
 use super::message::{Failure, Route, Ticket};
 use super::packet::PacketBuf;
 use super::peer::{Peer, PeerId};
@@ -61,7 +61,7 @@ impl Exchange {
     pub(super) fn on_stream(
         &mut self,
         chunk: &StreamChunk<'_>,
-        at: Range<usize>,
+        pieces: &Pieces,
         services: &mut Services,
     ) -> bool {
         if !self.has_streams() {
@@ -70,7 +70,7 @@ impl Exchange {
         let route = self.start.route;
         let open = |service| services.taken.contains(&service).then(|| services.ticket());
         let is_responder = self.is_responder();
-        self.streams.on_stream(is_responder, route, chunk, at, open) != Came::NoRoom
+        self.streams.on_stream(is_responder, route, chunk, pieces, open) != Came::NoRoom
     }
 
     /// When the peer is asked whether it is there, because there are streams and it says nothing.

@@ -18,6 +18,7 @@ use std::time::Instant;
 use uwarp_wire::rd::chunk::{Stream as Chunk, StreamCredit};
 use uwarp_wire::rd::{expand, low};
 
+use super::joined::Pieces;
 use super::left::Left;
 use super::message::{Failure, Payload, Route, Ticket};
 use super::range_set::RangeSet;
@@ -75,7 +76,7 @@ pub enum StreamNews {
         /// What it is for.
         service: u32,
     },
-    /// These bytes of the datagram go to this position. They may have come before.
+    /// These bytes of the datagrams go to this position. They may have come before.
     Bytes {
         /// Of the first one.
         position: u64,
@@ -193,8 +194,13 @@ impl Stream {
         !self.missing.is_empty() || self.may_go_on() && (has_new || has_fin)
     }
 
+    /// The peer has all bytes, and the end. The end may arrive first.
+    fn is_all_acknowledged(&self) -> bool {
+        self.fin == Fin::Acknowledged && self.floor == self.offered
+    }
+
     fn is_over(&self) -> bool {
-        self.fin == Fin::Acknowledged && self.is_peer_finished
+        self.is_all_acknowledged() && self.is_peer_finished
     }
 
     /// What is sent next, at most `room` bytes of it; and whether they go again.
@@ -431,7 +437,7 @@ impl Streams {
             return self.end(number, StreamEnd::Closed);
         }
         // Its owner waits for nothing that the peer may still send.
-        if stream.left_at.is_some() && stream.fin == Fin::Acknowledged {
+        if stream.left_at.is_some() && stream.is_all_acknowledged() {
             self.send_reset(number);
             return self.end(number, StreamEnd::Reset);
         }
@@ -458,13 +464,18 @@ impl Streams {
 
     // --- What comes.
 
-    /// Bytes, at `at` of the datagram. `open` makes a name for a stream that the peer may open.
+    /// Whether the parts behind this one can be taken with it.
+    pub(super) fn goes_on(&self, chunk: &Chunk<'_>) -> bool {
+        self.by_number.contains_key(&chunk.stream)
+    }
+
+    /// Bytes, in these pieces of the datagrams. `open` makes a name for a stream that the peer may open.
     pub(super) fn on_stream(
         &mut self,
         is_responder: bool,
         route: Route,
         chunk: &Chunk<'_>,
-        at: Range<usize>,
+        pieces: &Pieces,
         open: impl FnOnce(u32) -> Option<Ticket>,
     ) -> Came {
         let number = chunk.stream;
@@ -490,7 +501,7 @@ impl Streams {
         }
         let Some(stream) = self.by_number.get_mut(&number) else { return Came::Yes };
         let start = expand(chunk.offset, stream.readable);
-        let range = start..start.saturating_add(chunk.data.len() as u64);
+        let range = start..start.saturating_add(pieces.len() as u64);
         let before = stream.readable;
         if !stream.take(&range, chunk.fin) {
             return Came::NoRoom;
@@ -500,10 +511,16 @@ impl Streams {
         stream.is_peer_finished |= finished;
         let (is_new, is_left) = (range.end > before, stream.left_at.is_some());
         if is_new && !is_left {
-            // What was readable before may be gone from the owner's buffer.
-            let skipped = before.saturating_sub(start).min(at.len() as u64);
-            let from = at.start + usize::try_from(skipped).unwrap_or(0);
-            self.tell(ticket, StreamNews::Bytes { position: start + skipped, at: from..at.end });
+            let mut position = start;
+            for at in pieces.ranges() {
+                // What was readable before may be gone from the owner's buffer.
+                let skipped = before.saturating_sub(position).min(at.len() as u64);
+                let from = at.start + usize::try_from(skipped).unwrap_or(0);
+                if from < at.end {
+                    self.tell(ticket, StreamNews::Bytes { position: position + skipped, at: from..at.end });
+                }
+                position += at.len() as u64;
+            }
         }
         if readable > before && !is_left {
             self.tell(ticket, StreamNews::Readable(readable));
@@ -603,16 +620,14 @@ impl Streams {
         let stream = self.by_number.get_mut(&number)?;
         let mut chunk =
             Chunk { stream: number, offset: 0, open: None, fin: false, acknowledge: false, data: &[] };
-        // The longest header: which one it is follows from the range.
-        let longest = chunk.head_len() + 4;
-        let most = room.checked_sub(longest).filter(|most| *most > 0)?;
+        chunk.open = stream.service.filter(|_| stream.next_range(1).0.start == 0);
+        let most = room.checked_sub(chunk.head_len()).filter(|most| *most > 0)?;
         let (range, again) = stream.next_range(most as u64);
         let is_cut = stream.next_range(u64::MAX >> 1).0.end > range.end;
         if is_cut && most < LEAST_PART && !alone {
             return None;
         }
         chunk.offset = low(range.start);
-        chunk.open = stream.service.filter(|_| range.start == 0);
         let is_end = range.end == stream.offered && range.end >= stream.next;
         chunk.fin =
             is_end && matches!(stream.fin, Fin::Wanted | Fin::Sent) && stream.may_go_on_behind(&range);
@@ -625,6 +640,44 @@ impl Streams {
         stream.is_listed = false;
         self.list(number);
         Some(StreamPart { chunk, payload, content })
+    }
+}
+
+impl Streams {
+    /// How many parts as long as this one, which was sent last, follow it before the last bytes that were
+    /// offered. 0: something else goes first.
+    pub(super) fn most_to_go_on(&self, part: &StreamContent) -> u32 {
+        let is_only = self.sendable.len() == 1 && self.sendable.front() == Some(&part.stream);
+        let Some(stream) = self.by_number.get(&part.stream).filter(|_| is_only) else { return 0 };
+        let end = part.start + u64::from(part.len);
+        if part.fin || stream.next != end || !stream.missing.is_empty() || !stream.may_go_on() {
+            return 0;
+        }
+        let left = stream.offered.min(stream.limit).saturating_sub(end);
+        u32::try_from(left.saturating_sub(1) / u64::from(part.len.max(1))).unwrap_or(u32::MAX)
+    }
+
+    /// What follows was sent, up to this part and with it, and something is left.
+    pub(super) fn on_gone_on(&mut self, part: &StreamContent) {
+        if let Some(stream) = self.by_number.get_mut(&part.stream) {
+            stream.next = stream.next.max(part.start + u64::from(part.len));
+        }
+    }
+}
+
+impl StreamContent {
+    /// Makes the part that ends where this one begins a part of this one. False: it is none.
+    pub(super) fn join(&mut self, before: &Self) -> bool {
+        let touches = before.stream == self.stream && before.next().start == self.start && !before.fin;
+        if touches {
+            (self.start, self.len) = (before.start, before.len + self.len);
+        }
+        touches
+    }
+
+    /// That of the packet behind this one.
+    pub(super) fn next(self) -> Self {
+        Self { start: self.start + u64::from(self.len), ..self }
     }
 }
 
@@ -652,7 +705,7 @@ mod tests {
             acknowledge: false,
             data: b"sixteen bytes!!!",
         };
-        streams.on_stream(true, route(), &chunk, 0..16, |_| open)
+        streams.on_stream(true, route(), &chunk, &Pieces::one(0..16), |_| open)
     }
 
     /// 46 chunks of one byte in a packet, each behind a gap of 262,000, made a listener's process grow by

@@ -132,6 +132,36 @@ fn a_stream_that_is_left_is_sent_to_its_end() {
     }
 }
 
+/// Its end may arrive before bytes in front of it, which are sent again then.
+#[test]
+fn a_stream_that_ends_is_whole_whatever_is_lost() {
+    let (mut made, mut handled) = (0, 0);
+    for seed in 0..300 {
+        let (leaves, peer_finishes) = (seed % 2 == 0, seed % 4 < 2);
+        let mut world = World::new(seed * 7919, Path { loss: 50, late: 100, ..Path::default() });
+        let ours = world.open();
+        let now = world.at();
+        let all = bytes(seed, 50_000);
+        world.hosts[0].send(&now, ours, &all);
+        if leaves {
+            world.hosts[0].streams.get_mut(&ours).unwrap().is_left = true;
+            world.hosts[0].rd.leave_stream(&now, ours);
+        } else {
+            world.hosts[0].rd.finish_stream(&now, ours);
+        }
+        world.run_for(50 * MS);
+        if let Some(theirs) = world.hosts[1].opened.first().copied().filter(|_| peer_finishes) {
+            let now = world.at();
+            world.hosts[1].rd.finish_stream(&now, theirs);
+        }
+        world.run_for(Duration::from_secs(10));
+        let theirs = world.end(1, world.hosts[1].opened[0]);
+        assert!(theirs.finished && theirs.came == all, "seed {seed}: {} bytes came", theirs.came.len());
+        (made, handled) = (world.made_together.max(made), world.handled_together.max(handled));
+    }
+    assert!(made > 1 && handled > 1, "{made} packets were made together, {handled} handled");
+}
+
 /// Half a minute, whatever the peer takes.
 #[test]
 fn a_stream_that_is_left_does_not_stay_for_ever() {

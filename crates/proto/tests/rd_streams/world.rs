@@ -147,6 +147,9 @@ pub struct World {
     /// Whether packets are kept for a stranger, and those that were.
     pub keeps: bool,
     pub seen: Vec<(usize, Vec<u8>)>,
+    /// Packets that were made in one call at most, and that were handled in one.
+    pub made_together: u32,
+    pub handled_together: usize,
 }
 
 impl World {
@@ -155,7 +158,19 @@ impl World {
         let mut hosts = [Host::new(0, start), Host::new(1, start)];
         hosts[1].rd.take_streams(SERVICE, true);
         let (flying, now) = (BTreeMap::new(), Duration::ZERO);
-        Self { start, now, hosts, flying, draws: seed | 1, path, packets: 0, keeps: false, seen: Vec::new() }
+        Self {
+            start,
+            now,
+            hosts,
+            flying,
+            draws: seed | 1,
+            path,
+            packets: 0,
+            keeps: false,
+            seen: Vec::new(),
+            made_together: 0,
+            handled_together: 0,
+        }
     }
 
     pub fn at(&self) -> Now {
@@ -196,12 +211,17 @@ impl World {
             for from in 0..2 {
                 self.hosts[from].events(&now, &[]);
                 let mut packet = PacketBuf::new();
+                packet.allow(1 + self.draw(44) as usize);
                 while self.hosts[from].rd.poll_transmit(&now, &mut packet).is_some() {
-                    let mut bytes = Vec::new();
-                    let host = &self.hosts[from];
-                    packet.assemble(0, &mut bytes, |part, out| host.fill(part, out));
-                    assert!(bytes.len() <= 1472, "{}", bytes.len());
-                    self.emit(1 - from, bytes);
+                    self.made_together = self.made_together.max(packet.packets());
+                    for nth in 0..packet.packets() {
+                        let mut bytes = Vec::new();
+                        let host = &self.hosts[from];
+                        packet.assemble(nth, &mut bytes, |part, out| host.fill(part, out));
+                        assert!(bytes.len() <= 1472, "{}", bytes.len());
+                        self.emit(1 - from, bytes);
+                    }
+                    packet.allow(1 + self.draw(44) as usize);
                 }
             }
             let timers = self.hosts.iter().filter_map(|host| host.rd.poll_timeout());
@@ -214,12 +234,26 @@ impl World {
             self.now = next.max(self.now);
             let now = self.at();
             while let Some(entry) = self.flying.first_entry().filter(|entry| entry.key().0 <= self.now) {
-                let (to, bytes) = entry.remove();
-                let host = &mut self.hosts[to];
-                let mut arrivals = Vec::new();
-                host.rd.handle_input(&now, host.route, &bytes, &mut arrivals);
-                assert!(arrivals.is_empty());
-                host.events(&now, &bytes);
+                let (to, mut bytes) = entry.remove();
+                let len = bytes.len();
+                while self.draw(4) > 0
+                    && bytes.len().is_multiple_of(len)
+                    && let Some(next) = self.flying.first_entry().filter(|entry| {
+                        entry.key().0 <= self.now && entry.get().0 == to && entry.get().1.len() <= len
+                    })
+                {
+                    bytes.extend(next.remove().1);
+                }
+                let mut rest = &bytes[..];
+                while !rest.is_empty() {
+                    let host = &mut self.hosts[to];
+                    let mut arrivals = Vec::new();
+                    let handled = host.rd.handle_joined(&now, host.route, rest, len, &mut arrivals);
+                    self.handled_together = self.handled_together.max(handled);
+                    assert!(arrivals.is_empty());
+                    host.events(&now, rest);
+                    rest = rest.get(handled * len..).unwrap_or(&[]);
+                }
             }
             for host in &mut self.hosts {
                 if host.rd.poll_timeout().is_some_and(|at| at <= now.get()) {

@@ -1,22 +1,26 @@
-//! Runs: packets, one behind the other, that bring the next parts of one message. What they say of it differs
-//! in four counts, so a sender writes the later ones from the first, and a receiver of several joined by the
-//! system knows them by comparing bytes.
+//! Runs: packets, one behind the other, that bring the next parts of one message, or of one stream. Their
+//! heads differ in some counts alone, so a sender writes the later ones from the first, and a receiver of
+//! several joined by the system knows them by comparing bytes.
 
-use super::chunk::{HEADER_LEN, SEGMENT};
+use super::chunk::{HEADER_LEN, SEGMENT, STREAM};
 use super::segment::{ACKNOWLEDGE, ORDERED};
 use super::{Header, Kind, field};
 use crate::datagram::CRC_LEN;
 use crate::ddp::{self, Tagged, Untagged};
 use crate::{be32, be64, crc};
 
-/// Where the chunk, and the fields of its segment, are in the packet.
-const FLAGS: usize = Header::LEN + 1;
-const OFFSET: usize = Header::LEN + HEADER_LEN + 12;
+/// Where the chunk's type and flags are, the fields of a segment, and those of a part of a stream.
+const TYPE: usize = Header::LEN;
+const FLAGS: usize = TYPE + 1;
+const OFFSET: usize = TYPE + HEADER_LEN + 12;
 const MESSAGE_LEN: usize = OFFSET + 4;
 const DDP: usize = MESSAGE_LEN + 4;
+const POSITION: usize = TYPE + HEADER_LEN + 4;
 /// Where a DDP header says where its payload goes.
 const TO: usize = DDP + 6;
 const MO: usize = DDP + 14;
+/// Bytes in front of those of a stream.
+const STREAM_HEAD: usize = POSITION + 4;
 
 /// What comes before the payload of a packet.
 #[derive(Debug, Clone, Copy)]
@@ -35,7 +39,7 @@ impl Head {
 }
 
 /// The packets that may follow one that is a single SEGMENT, neither the first nor the last of its message,
-/// nor the whole of it.
+/// nor the whole of it; or a single part of a stream, neither the first one nor the last.
 #[derive(Debug, Clone, Copy)]
 pub struct Run {
     first: Head,
@@ -46,18 +50,24 @@ impl Run {
     /// Of everything in front of the payload of the first packet, and the length of that. `None`: none follow
     /// it that differ in counts alone.
     pub fn of(head: &[u8], payload: usize) -> Option<Self> {
+        let chunk_len = u16::try_from(head.len().checked_sub(Header::LEN)? + payload).ok()?;
+        let is_all = head.get(FLAGS + 1..FLAGS + 3)? == chunk_len.to_be_bytes();
+        let flags = *head.get(FLAGS)? & !ACKNOWLEDGE;
+        let may_go_on = match *head.get(TYPE)? {
+            SEGMENT => {
+                let (ddp, len) = ddp::Header::parse(head.get(DDP..)?).ok()?;
+                flags & !ORDERED == 0 && head.len() == DDP + len && !ddp.last()
+            }
+            STREAM => flags == 0 && head.len() == STREAM_HEAD,
+            _ => false,
+        };
         let is_packet = Header::parse(head).is_ok_and(|header| header.kind == Kind::Packet);
-        let whole = u16::try_from(head.len().checked_sub(Header::LEN)? + payload).ok()?;
-        let flags = *head.get(FLAGS)?;
-        let is_segment = *head.get(Header::LEN)? == SEGMENT && flags & !(ORDERED | ACKNOWLEDGE) == 0;
-        let is_all = head.get(FLAGS + 1..FLAGS + 3)? == whole.to_be_bytes();
-        let (ddp, len) = ddp::Header::parse(head.get(DDP..)?).ok()?;
-        if !is_packet || !is_segment || !is_all || payload == 0 || head.len() != DDP + len || ddp.last() {
+        if !is_packet || !is_all || !may_go_on || payload == 0 {
             return None;
         }
         let mut bytes = [0; Head::MAX_LEN];
         bytes.get_mut(..head.len())?.copy_from_slice(head);
-        bytes[FLAGS] &= !ACKNOWLEDGE;
+        bytes[FLAGS] = flags;
         Some(Self { first: Head { bytes, len: head.len() }, payload })
     }
 
@@ -66,10 +76,13 @@ impl Run {
         self.first.len + self.payload + CRC_LEN
     }
 
-    /// How many can follow the first one: not the last of the message, which says that it is.
+    /// How many can follow the first one: not the last of a message, which says that it is.
     pub fn most(&self) -> u32 {
-        let place = |at: usize| be32(self.first.bytes.get(at..at + 4).unwrap_or(&[0; 4]));
-        let left = (place(MESSAGE_LEN) as usize).saturating_sub(place(OFFSET) as usize + self.payload);
+        if self.first.bytes[TYPE] == STREAM {
+            return u32::MAX;
+        }
+        let place = |at: usize| be32(self.first.bytes.get(at..at + 4).unwrap_or(&[0; 4])) as usize;
+        let left = place(MESSAGE_LEN).saturating_sub(place(OFFSET) + self.payload);
         u32::try_from(left.saturating_sub(1) / self.payload).unwrap_or(0)
     }
 
@@ -82,12 +95,17 @@ impl Run {
             place.copy_from_slice(&be32(place).wrapping_add(more).to_be_bytes());
         };
         add(field::NUMBER.start, nth);
-        add(OFFSET, bytes);
-        if head.len == DDP + Tagged::LEN {
-            let place = &mut head.bytes[TO..TO + 8];
-            place.copy_from_slice(&be64(place).wrapping_add(u64::from(bytes)).to_be_bytes());
-        } else {
-            add(MO, bytes);
+        match head.len {
+            STREAM_HEAD => add(POSITION, bytes),
+            len => {
+                add(OFFSET, bytes);
+                if len == DDP + Tagged::LEN {
+                    let place = &mut head.bytes[TO..TO + 8];
+                    place.copy_from_slice(&be64(place).wrapping_add(u64::from(bytes)).to_be_bytes());
+                } else {
+                    add(MO, bytes);
+                }
+            }
         }
         head.bytes[FLAGS] |= if acknowledge { ACKNOWLEDGE } else { 0 };
         head
@@ -113,8 +131,9 @@ mod tests {
 
     use proptest::prelude::*;
 
+    use super::super::Packet;
+    use super::super::chunk::{self, Chunk, chunks};
     use super::super::segment::{self, First, Segment};
-    use super::super::{Packet, chunk::Chunk, chunk::chunks};
     use super::*;
     use crate::datagram;
 
@@ -209,5 +228,42 @@ mod tests {
                 prop_assert_eq!(run.is_next(run.most() + 1, packets.last().unwrap()), None);
             }
         }
+    }
+
+    /// A part of a stream, as a sender makes it by itself.
+    fn part(number: u32, offset: u32, open: Option<u32>, fin: bool, data: &[u8]) -> Vec<u8> {
+        let chunk = chunk::Stream { stream: 6, offset, open, fin, acknowledge: false, data };
+        let mut packet = Header { number, ..HEADER }.to_bytes().to_vec();
+        packet.resize(Header::LEN + chunk.head_len(), 0);
+        chunk.emit_head(&mut packet[Header::LEN..]);
+        packet.extend_from_slice(data);
+        packet.extend_from_slice(&[0; CRC_LEN]);
+        datagram::seal(&mut packet);
+        packet
+    }
+
+    #[test]
+    fn a_stream_goes_on_across_the_end_of_its_counts() {
+        let (number, offset) = (u32::MAX, u32::MAX - 7);
+        let run = |packet: &[u8], head: usize| Run::of(&packet[..Header::LEN + head], 16);
+        assert!(run(&part(number, offset, Some(1), false, &[7; 16]), 16).is_none(), "it opens the stream");
+        assert!(run(&part(number, offset, None, true, &[7; 16]), 12).is_none(), "it ends the stream");
+        let run = run(&part(number, offset, None, false, &[7; 16]), 12).unwrap();
+        for nth in 0..3 {
+            let at = offset.wrapping_add(nth * 16);
+            let packet = part(number.wrapping_add(nth), at, None, false, &[nth as u8; 16]);
+            assert_eq!(run.is_next(nth, &packet), Some(false));
+            assert_eq!(run.head(nth, false).bytes(), &packet[..STREAM_HEAD]);
+            assert_eq!(run.is_next(nth + 1, &packet), None);
+            let end = part(number.wrapping_add(nth), at, None, true, &[nth as u8; 16]);
+            assert_eq!(run.is_next(nth, &end), None, "the end of the stream");
+        }
+    }
+
+    #[test]
+    fn an_open_is_none() {
+        let mut packet = part(1, 0, None, false, &[7; 16]);
+        packet[field::FLAGS] |= Kind::Open.code();
+        assert!(Run::of(&packet[..STREAM_HEAD], 16).is_none());
     }
 }

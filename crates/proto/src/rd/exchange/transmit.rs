@@ -1,6 +1,5 @@
 //! What an exchange sends.
 
-use std::ops::Range;
 use std::time::{Duration, Instant};
 
 use uwarp_wire::rd::ack::MAX_RANGES;
@@ -100,8 +99,8 @@ impl Exchange {
         let bytes = u32::try_from(out.packet_len()).unwrap_or(u32::MAX);
         let only = contents.first().copied().filter(|_| contents.len() == 1);
         self.recovery.on_sent(now, bytes, eliciting, contents);
-        if let Some(Content::Segment { message, attempt, start, end }) = only {
-            self.go_on(now, config, (message, attempt), start..end, out);
+        if let Some(content @ (Content::Segment { .. } | Content::Stream(_))) = only {
+            self.go_on(now, config, content, out);
         }
         if !self.is_sendable() || !self.has_room(config, 0) || self.pacer.due(now).is_some() {
             out.ask_for_ack();
@@ -114,33 +113,38 @@ impl Exchange {
         Some(())
     }
 
-    /// Makes further packets with the next parts of the message of a packet, as long as they could be made
-    /// one by one: what is asked for each packet has been asked for this one.
-    fn go_on(
-        &mut self,
-        now: Instant,
-        config: &Config,
-        message: (u64, u16),
-        mut part: Range<u32>,
-        out: &mut PacketBuf,
-    ) {
+    /// Makes further packets with the next parts of the message or the stream of a packet, as long as they
+    /// could be made one by one: what is asked for each packet has been asked for this one.
+    fn go_on(&mut self, now: Instant, config: &Config, mut content: Content, out: &mut PacketBuf) {
         let (longest, bytes) = (self.path.len(), u32::try_from(out.packet_len()).unwrap_or(u32::MAX));
-        if out.packet_len() < longest || self.has_stream_bytes() {
+        let may_go_on = match &content {
+            Content::Segment { message, start, end, .. } if !self.has_stream_bytes() => {
+                self.outgoing.most_to_go_on(*message, &(*start..*end))
+            }
+            Content::Stream(part) if !self.outgoing.is_sendable() => self.streams.most_to_go_on(part),
+            _ => 0,
+        };
+        if may_go_on == 0 || out.packet_len() < longest || self.phase != Phase::Up {
             return;
         }
-        let most = self.outgoing.most_to_go_on(message.0, &part).min(out.may_go_on());
-        for _ in 0..most {
+        for _ in 0..may_go_on.min(out.may_go_on()) {
             if !self.has_room(config, 0) || self.pacer.due(now).is_some() {
                 break;
             }
-            part = part.end..part.end + (part.end - part.start);
-            let content =
-                Content::Segment { message: message.0, attempt: message.1, start: part.start, end: part.end };
+            match &mut content {
+                Content::Segment { start, end, .. } => (*start, *end) = (*end, *end + (*end - *start)),
+                Content::Stream(part) => *part = part.next(),
+                _ => {}
+            }
             self.pacer.on_sent(now, &self.congestion, longest);
             self.recovery.on_sent(now, bytes, true, Contents::from_slice(&[content]));
             out.go_on();
         }
-        self.outgoing.on_gone_on(message.0, part.end);
+        match &content {
+            Content::Segment { message, end, .. } => self.outgoing.on_gone_on(*message, *end),
+            Content::Stream(part) => self.streams.on_gone_on(part),
+            _ => {}
+        }
     }
 
     /// Of packets that the peer does not acknowledge, the oldest count as lost.
