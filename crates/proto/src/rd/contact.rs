@@ -26,7 +26,7 @@ use uwarp_wire::rd::{Header, Kind, Packet, VERSION};
 use super::Config;
 use super::congestion::Window;
 use super::draws::{Rate, Tokens};
-use super::exchange::{Exchange, Over, Phase, Role, Start};
+use super::exchange::{Exchange, Made, Over, Phase, Role, Start};
 use super::joined::Joined;
 use super::left::AllLeft;
 use super::message::{Action, Arrival, Failure, Outgoing, Placed, Route, Ticket};
@@ -416,7 +416,8 @@ impl Rd {
         }
         let now = now.get();
         while let Some(id) = self.sending.pop_front() {
-            if let Some(route) = self.transmit(now, id, out) {
+            let made = self.transmit(now, id, out);
+            if let Some((route, Made::More)) = made {
                 // The others come first next time.
                 self.sending.push_back(id);
                 return Some(route);
@@ -425,6 +426,9 @@ impl Rd {
                 peer.is_queued = false;
             }
             self.reset_timer(now, id);
+            if let Some((route, Made::Last)) = made {
+                return Some(route);
+            }
         }
         None
     }
@@ -660,7 +664,12 @@ impl Rd {
     /// send. Its timer follows when that is nothing more: once for all that happens in a turn of the owner.
     pub(super) fn after(&mut self, now: Instant, id: PeerId) {
         let Some(peer) = self.peers.get_mut(id) else { return };
-        if !peer.waiting.is_empty() || !peer.waiting_streams.is_empty() {
+        let has_waiting = !peer.waiting.is_empty() || !peer.waiting_streams.is_empty();
+        let is_usual = peer.attempt.is_none() && peer.exchange.is_some() && !has_waiting;
+        if is_usual && peer.is_queued && !peer.has_stream_news() {
+            return;
+        }
+        if has_waiting {
             let exchange = match (&mut peer.attempt, &mut peer.exchange) {
                 (Some(Attempt::Opening(opening)), _) if !opening.is_crossed => Some(opening),
                 (Some(_), _) => None,
@@ -755,29 +764,29 @@ impl Rd {
 
     // --- Output.
 
-    fn transmit(&mut self, now: Instant, id: PeerId, out: &mut PacketBuf) -> Option<Route> {
+    fn transmit(&mut self, now: Instant, id: PeerId, out: &mut PacketBuf) -> Option<(Route, Made)> {
         let peer = self.peers.get_mut(id)?;
         let (route, credit) = (peer.route, self.room.share(now, 0));
         if let Some(exchange) = &mut peer.exchange
-            && exchange.poll_transmit(now, &self.config, credit, out).is_some()
+            && let Some(made) = exchange.poll_transmit(now, &self.config, credit, out)
         {
             exchange.unrepeated.report(&mut self.actions);
             if exchange.path.take_question() {
                 self.actions.push(Action::AskLength { route });
             }
-            return Some(route);
+            return Some((route, made));
         }
         let attempt = peer.attempt.as_mut()?;
         let is_due = hello_at(attempt).is_some_and(|at| at <= now);
         match attempt {
             Attempt::Opening(opening) => {
-                opening.poll_transmit(now, &self.config, credit, out).map(|()| route)
+                opening.poll_transmit(now, &self.config, credit, out).map(|made| (route, made))
             }
             Attempt::Asking { token, hellos, sent, .. } if is_due => {
                 (*hellos, *sent) = (*hellos + 1, Some(now));
                 let header = answer_header(route, Kind::Hello, *token);
                 out.put_sealed(&Hello { highest: VERSION, features: FEATURES }.to_packet(&header));
-                Some(route)
+                Some((route, Made::More))
             }
             Attempt::Asking { .. } => None,
         }

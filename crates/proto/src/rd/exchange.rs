@@ -25,6 +25,7 @@ use super::stream_calls::Services;
 use super::streams::Streams;
 use super::unrepeated::Unrepeated;
 use doubt::{Doubt, Refusals};
+pub(super) use transmit::Made;
 
 /// Without a packet for this long, an exchange rests.
 const REST: Duration = Duration::from_secs(30);
@@ -580,11 +581,12 @@ impl Exchange {
         if self.closes > 0 {
             return self.close_at.unwrap_or(self.last_used);
         }
+        let patience = self.patience(config);
         let life = match self.phase {
             Phase::Opening => self.born + OPENING,
             // It does not rest while the peer owes something, or there are streams.
             Phase::Up => {
-                let stays = self.patience(config).or_else(|| self.stream_ping_at());
+                let stays = patience.or_else(|| self.stream_ping_at());
                 stays.unwrap_or_else(|| self.last_used + REST)
             }
             Phase::Resting => (self.last_used + LIFE).max(self.born + LIFE),
@@ -595,7 +597,7 @@ impl Exchange {
             self.outgoing.timeout(),
             self.incoming.timeout(),
             self.ping_at(),
-            self.patience(config).filter(|_| self.phase != Phase::Up),
+            patience.filter(|_| self.phase != Phase::Up),
             self.unknown_probe_at(),
             self.paced_until(config),
             self.streams.timeout(),

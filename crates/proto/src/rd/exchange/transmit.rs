@@ -24,6 +24,13 @@ const MOST_REMEMBERED: usize = 2048;
 /// Bytes of the window for one more of them.
 const BYTES_REMEMBERED: u64 = 32;
 
+/// Whether there may be more to send behind a packet, in the same turn.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(in crate::rd) enum Made {
+    More,
+    Last,
+}
+
 impl Exchange {
     /// Makes the next packet. `None`: there is nothing to send now.
     /// `credit`: what the peer may have in flight, in units of the wire.
@@ -33,7 +40,7 @@ impl Exchange {
         config: &Config,
         credit: u16,
         out: &mut PacketBuf,
-    ) -> Option<()> {
+    ) -> Option<Made> {
         if self.closes > 0 {
             return self.transmit_close(now, out);
         }
@@ -110,7 +117,11 @@ impl Exchange {
             self.last_used = now;
         }
         self.note_waiting(now);
-        Some(())
+        let has_more = self.is_sendable()
+            || !self.ready.is_empty()
+            || !self.streams.control.is_empty()
+            || self.path.probe().is_some();
+        Some(if has_more { Made::More } else { Made::Last })
     }
 
     /// Makes further packets with the next parts of the message or the stream of a packet, as long as they
@@ -243,7 +254,7 @@ impl Exchange {
     }
 
     /// A packet that only shows whether one of this length arrives.
-    fn transmit_probe(&mut self, now: Instant, credit: u16, len: usize, out: &mut PacketBuf) -> Option<()> {
+    fn transmit_probe(&mut self, now: Instant, credit: u16, len: usize, out: &mut PacketBuf) -> Option<Made> {
         self.begin(now, out);
         let mut contents = Contents::new();
         self.put_ack(now, credit, out, &mut contents);
@@ -254,10 +265,10 @@ impl Exchange {
         self.path.on_probe_sent();
         self.recovery.on_sent(now, bytes, true, contents);
         self.note_waiting(now);
-        Some(())
+        Some(Made::More)
     }
 
-    fn transmit_close(&mut self, now: Instant, out: &mut PacketBuf) -> Option<()> {
+    fn transmit_close(&mut self, now: Instant, out: &mut PacketBuf) -> Option<Made> {
         if self.close_at.is_some_and(|at| now < at) {
             return None;
         }
@@ -273,6 +284,6 @@ impl Exchange {
         out.put_chunk(&Chunk::Close(Close { floor: low(self.incoming.floor()), reason: 0 }));
         let bytes = u32::try_from(out.packet_len()).unwrap_or(u32::MAX);
         self.recovery.on_sent(now, bytes, false, Contents::new());
-        Some(())
+        Some(Made::More)
     }
 }
