@@ -46,6 +46,9 @@ fn a_write_needs_key_region_range_and_rights() {
     let good = naming(1, write(at), b"abcd");
     assert_eq!(b.place(&good), Done);
     assert_eq!(&b.memory[8192..8196], b"abcd");
+    let pieces = RdBytes::pieces(b"ij..kl", 2, 4, 2);
+    assert_eq!(b.place(&RdSegment { bytes: pieces, ..naming(9, write(at + 60), b"0123") }), Done);
+    assert_eq!(&b.memory[8252..8256], b"ijkl");
     let access = Refused(Reason::Access);
     assert_eq!(b.place(&RdSegment { first: first(JOB + 1, None), ..good }), access, "another job key");
     let none = Some(First { qkey: QKEY, ..First::default() });

@@ -78,6 +78,22 @@ fn a_receive_of_two_regions_is_filled_across_them() {
     drop(other);
 }
 
+/// As the payload of joined datagrams lies, with heads in between.
+#[test]
+fn pieces_go_behind_each_other() {
+    let mut b = End::new();
+    let joined = b"ab..cd..ef..";
+    assert_eq!(RdBytes::pieces(joined, 2, 4, 3).len(), 6);
+    let list = [b.sge(10, 3), b.sge(20, 6)];
+    b.core.post_recv(&RecvWr { wr_id: 1, sges: &list }).unwrap();
+    assert_eq!(b.place(&segment(id(1, 1), 0, b"0", 9)), Done);
+    let pieces = RdSegment { bytes: RdBytes::pieces(joined, 2, 4, 3), ..segment(id(1, 1), 1, b"", 9) };
+    assert_eq!(b.place(&pieces), Done);
+    let outside = RdSegment { offset: 4, ..pieces };
+    assert_eq!(b.place(&outside), Refused(Reason::InvalidRequest), "one byte too many");
+    assert_eq!((&b.memory[10..13], &b.memory[20..26]), (&b"0ab"[..], &b"cdef\xee\xee"[..]));
+}
+
 #[test]
 fn a_routing_header_precedes_the_message_where_the_program_wants_it() {
     let mut b =
