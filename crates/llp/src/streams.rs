@@ -14,6 +14,8 @@
 // TODO(docs/rd.md section 8): large pieces by reference, and input straight to its place. Each costs a copy
 // now.
 
+mod ring;
+
 use std::net::SocketAddr;
 use std::sync::Arc;
 use std::time::Duration;
@@ -25,13 +27,12 @@ use uwarp_process::{Birth, Mutex};
 use crate::carrier::{Close, Ends, Got, Refusal, SetUp, Watch};
 use crate::link::{Kind, Link};
 use crate::lower::{Answers, Caps, Ended, LowerLayer, Received, Stop};
+use ring::Ring;
 
 /// Bytes that a pipe keeps for the peer. More than a path at full speed has in flight.
 const BACKLOG: usize = 512 * 1024;
 /// The owner of the socket hears of what was taken when it is as much as this: then the peer may send more.
 const TAKEN_STEP: u64 = 32 * 1024;
-/// Room for an empty ring that is kept.
-const KEPT: usize = 16 * 1024;
 
 /// What the socket's owner does for a pipe.
 pub trait Carries: Send + Sync {
@@ -77,66 +78,6 @@ pub struct Wants {
     pub leaves: bool,
     /// And without its rest.
     pub resets: bool,
-}
-
-/// A ring that grows: bytes from a position on.
-#[derive(Debug, Default)]
-struct Ring {
-    bytes: Vec<u8>,
-    /// Bytes of `bytes` that are no longer of use.
-    gone: usize,
-    /// The position of the first one that is.
-    start: u64,
-}
-
-impl Ring {
-    fn len(&self) -> usize {
-        self.bytes.len() - self.gone
-    }
-
-    fn end(&self) -> u64 {
-        self.start + self.len() as u64
-    }
-
-    /// So many bytes from this position on, or less.
-    fn get(&self, position: u64, len: usize) -> &[u8] {
-        let from = usize::try_from(position.saturating_sub(self.start)).unwrap_or(usize::MAX);
-        let from = self.gone.saturating_add(from);
-        let to = from.saturating_add(len).min(self.bytes.len());
-        self.bytes.get(from..to).unwrap_or_default()
-    }
-
-    fn drop_below(&mut self, position: u64) {
-        let len = usize::try_from(position.saturating_sub(self.start)).unwrap_or(usize::MAX).min(self.len());
-        self.gone += len;
-        self.start += len as u64;
-        if self.gone == self.bytes.len() {
-            (self.bytes.len() > KEPT).then(|| self.bytes = Vec::new());
-            self.bytes.clear();
-            self.gone = 0;
-        } else if self.gone > self.bytes.len() / 2 {
-            self.bytes.drain(..self.gone);
-            self.gone = 0;
-        }
-    }
-
-    fn put(&mut self, position: u64, bytes: &[u8]) {
-        let Some(from) = position.checked_sub(self.start).and_then(|from| usize::try_from(from).ok()) else {
-            return;
-        };
-        let from = self.gone + from;
-        if self.bytes.len() == from {
-            self.bytes.extend_from_slice(bytes);
-            return;
-        }
-        let to = from + bytes.len();
-        if self.bytes.len() < to {
-            self.bytes.resize(to, 0);
-        }
-        if let Some(place) = self.bytes.get_mut(from..to) {
-            place.copy_from_slice(bytes);
-        }
-    }
 }
 
 #[derive(Debug, Default)]
@@ -202,12 +143,12 @@ impl Pipe {
     /// Adds bytes of the backlog to `out`, from the position with these low 32 bits on.
     pub fn fill(&self, low: u32, len: u32, out: &mut Vec<u8>) -> bool {
         let state = self.state.lock();
-        let start = state.backlog.start;
+        let start = state.backlog.start();
         // The backlog is far shorter than 32 bits count.
         let ahead = low.wrapping_sub((start & 0xFFFF_FFFF) as u32);
-        let bytes = state.backlog.get(start + u64::from(ahead), len as usize);
-        out.extend_from_slice(bytes);
-        bytes.len() == len as usize
+        let pieces = state.backlog.get(start + u64::from(ahead), len as usize);
+        pieces.iter().for_each(|piece| out.extend_from_slice(piece));
+        pieces.iter().map(|piece| piece.len()).sum::<usize>() == len as usize
     }
 
     /// The peer has all bytes below this position. Returns whose wish for room is met by that.
@@ -295,7 +236,7 @@ impl StreamLink {
     pub(crate) fn set_name(&self, name: u64) {
         let mut state = self.pipe.state.lock();
         state.name = name;
-        let has_news = state.readable > state.input.start || state.peer_finished || state.over.is_some();
+        let has_news = state.readable > state.input.start() || state.peer_finished || state.over.is_some();
         drop(state);
         if has_news {
             self.carries.raise(name);
@@ -328,7 +269,7 @@ impl StreamLink {
             return Err(Stop::Later);
         }
         let before = state.backlog.len();
-        let all = copy(room, &mut state.backlog.bytes);
+        let all = copy(room, state.backlog.tail());
         let bytes = state.backlog.len() - before;
         state.wants_room = all == Ok(false);
         state.wants.offered = state.backlog.end();
@@ -352,7 +293,7 @@ impl StreamLink {
     fn get(&self, copy: impl FnOnce(&[u8]) -> Result<usize, Stop>) -> Result<Received, Stop> {
         let mut state = self.pipe.state.lock();
         let State { input, readable, wants, told, over, peer_finished, .. } = &mut *state;
-        let waiting = usize::try_from(*readable - input.start).unwrap_or(usize::MAX);
+        let waiting = usize::try_from(*readable - input.start()).unwrap_or(usize::MAX);
         if waiting == 0 {
             return Err(match (*peer_finished, *over) {
                 (true, _) => Stop::Ended(Ended::Closed),
@@ -360,9 +301,11 @@ impl StreamLink {
                 (false, over) => Stop::Ended(ended(over)),
             });
         }
-        let bytes = copy(input.get(input.start, waiting))?;
-        input.drop_below(input.start + bytes as u64);
-        wants.taken = input.start;
+        let start = input.start();
+        let [first, _] = input.get(start, waiting);
+        let bytes = copy(first)?;
+        input.drop_below(start + bytes as u64);
+        wants.taken = input.start();
         let tells = wants.taken - *told >= TAKEN_STEP;
         let received = Received { bytes, drained: bytes == waiting };
         drop(state);
@@ -433,7 +376,7 @@ impl LowerLayer for StreamLink {
     fn answers(&self) -> Option<Answers> {
         let (all, held) = {
             let state = self.pipe.state.lock();
-            let (acknowledged, end) = (state.backlog.start, state.backlog.end());
+            let (acknowledged, end) = (state.backlog.start(), state.backlog.end());
             (acknowledged == end, acknowledged >= state.limit && end > acknowledged)
         };
         let (doubtful, last) = self.carries.answers(&self.pipe)?;
