@@ -25,6 +25,8 @@ mod contacts;
 mod itself;
 #[path = "rd/outbox.rs"]
 mod outbox;
+#[path = "rd/owner.rs"]
+mod owner;
 #[path = "rd/penalty.rs"]
 mod penalty;
 #[path = "rd/questions.rs"]
@@ -48,7 +50,6 @@ use rustc_hash::FxHashMap;
 use rustix::io::Errno;
 use smallvec::SmallVec;
 use uwarp_llp::route::{longest_datagram, source_for};
-use uwarp_llp::streams::Pipe;
 use uwarp_llp::udp::{self, Incoming};
 use uwarp_proto::rd::{self, Action, Bytes, Failure, PacketBuf, Payload, Placed, PostError, Rd, Ticket};
 use uwarp_rnic::ah::Endpoint;
@@ -64,9 +65,10 @@ use crate::linger;
 use crate::source::{Readiness, Source};
 use crate::sync::{AtomicBool, AtomicU64, Mutex, MutexGuard, Ordering};
 use crate::ud::{AwaitsRoom, DatagramPort};
-use answers::{Answers, PeerAnswer};
+use answers::Answers;
 use itself::ToItself;
 use outbox::Outbox;
+use owner::{Fill, Owner};
 use penalty::Penalties;
 use streams::{Streams, Wanting};
 use unrepeated::Unrepeated;
@@ -86,53 +88,6 @@ const MOST_TAKEN: usize = 64_000;
 /// Where packets stay on the host. With its headers, one fits into 16 KiB of the system's memory; a longer
 /// one would be charged to the receiver's socket as twice as much.
 const LOCAL_PACKET_LEN: usize = 61 * 256;
-
-/// Adds bytes of a message, from an offset, so many; returns whether it could.
-type Fill<'a> = dyn FnMut(u32, u32, &mut Vec<u8>) -> bool + 'a;
-
-/// Whose message it is.
-#[derive(Clone)]
-enum Owner {
-    /// A request of a queue pair.
-    Request { qp: Weak<RdQp>, request: u64 },
-    /// The answer to a request of a peer.
-    Answer(Arc<PeerAnswer>),
-    /// A request of a queue pair whose messages are not repeated.
-    Unrepeated { qp: Weak<UcQp>, request: u64 },
-    /// A stream of a queue pair.
-    Stream(Arc<Pipe>),
-}
-
-impl Owner {
-    /// Adds bytes of its message to `out`; returns whether it could.
-    fn fill(&self, offset: u32, len: u32, out: &mut Vec<u8>) -> bool {
-        self.with_bytes(|fill| fill(offset, len, out))
-    }
-
-    /// Lets `work` add bytes of its message, as often as it likes, with what has them locked once.
-    fn with_bytes(&self, work: impl FnOnce(&mut Fill<'_>) -> bool) -> bool {
-        match self {
-            Self::Request { qp, request } => qp.upgrade().is_some_and(|qp| {
-                let mut core = qp.inner.lock();
-                work(&mut |offset, len, out| core.fill(*request, offset, len, out))
-            }),
-            Self::Answer(answer) => work(&mut |offset, len, out| answer.fill(offset, len, out)),
-            Self::Unrepeated { qp, request } => qp.upgrade().is_some_and(|qp| {
-                let mut core = qp.inner.lock();
-                work(&mut |offset, len, out| core.fill(*request, offset, len, out))
-            }),
-            Self::Stream(pipe) => work(&mut |offset, len, out| pipe.fill(offset, len, out)),
-        }
-    }
-
-    fn is_of(&self, own: &Weak<RdQp>) -> bool {
-        match self {
-            Self::Request { qp, .. } => qp.ptr_eq(own),
-            Self::Answer(answer) => answer.qp.ptr_eq(own),
-            Self::Unrepeated { .. } | Self::Stream(_) => false,
-        }
-    }
-}
 
 /// What the lock guards.
 struct Turn {

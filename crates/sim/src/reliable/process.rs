@@ -317,8 +317,9 @@ impl Process {
         let joins = rng.chance(JOINED);
         while joins && bytes.len().is_multiple_of(len) && bytes.len() + len <= MOST_JOINED {
             let fits = |next: &Datagram| next.from == from && (1..=len).contains(&next.bytes.len());
-            let Some(next) = self.inbox.pop_front_if(|next| fits(next)) else { break };
+            let Some(next) = self.inbox.front().filter(|next| fits(next)) else { break };
             bytes.extend_from_slice(&next.bytes);
+            self.inbox.pop_front();
         }
         Some((from, len, bytes))
     }
