@@ -9,6 +9,7 @@ use smallvec::SmallVec;
 use uwarp_wire::rd::ack::{Ack, CREDIT_UNIT, TIME_UNIT_US};
 use uwarp_wire::rd::chunk::{Chunk, Reason, Verdict, chunks};
 use uwarp_wire::rd::contact::Open;
+use uwarp_wire::rd::segment::Segment;
 use uwarp_wire::rd::{Header, expand};
 
 use super::Config;
@@ -344,19 +345,8 @@ impl Exchange {
                     }
                 }
                 Chunk::Segment(segment) => {
-                    heard.eliciting = true;
-                    heard.at_once |= segment.head.acknowledge;
-                    let payload = end - segment.payload.len()..*end;
-                    if may_go_on && !segment.head.not_repeated && self.incoming.goes_on(segment) {
-                        handled.more = joined.take_followers(&payload, &mut heard.at_once);
-                    }
-                    let bytes = match handled.more {
-                        0 => Bytes::Datagram(payload),
-                        more => Bytes::Joined(Pieces::new(payload, joined.datagram.len(), more)),
-                    };
-                    let (route, last) = (self.start.route, number + u64::from(handled.more));
-                    let taken = self.incoming.on_segment(now, route, last, segment, bytes, arrivals);
-                    heard.is_dropped |= taken == Taken::No;
+                    let joined = may_go_on.then_some(joined);
+                    handled.more = self.on_segment(now, number, segment, *end, joined, &mut heard, arrivals);
                 }
                 Chunk::Abandon(abandon) => {
                     heard.eliciting = true;
@@ -390,6 +380,35 @@ impl Exchange {
         self.note_waiting(now);
         handled.over = heard.over;
         handled
+    }
+
+    /// A segment whose payload ends here in its datagram. `joined`: what may be handled with it. Returns how
+    /// many of those behind it were.
+    #[allow(clippy::too_many_arguments, reason = "what came, when, and where to put what follows from it")]
+    fn on_segment(
+        &mut self,
+        now: Instant,
+        number: u64,
+        segment: &Segment<'_>,
+        end: usize,
+        joined: Option<Joined<'_>>,
+        heard: &mut Heard,
+        arrivals: &mut Vec<Arrival>,
+    ) -> u32 {
+        heard.eliciting = true;
+        heard.at_once |= segment.head.acknowledge;
+        let (payload, mut more) = (end - segment.payload.len()..end, 0);
+        let bytes = match joined {
+            Some(joined) if !segment.head.not_repeated && self.incoming.goes_on(segment) => {
+                more = joined.take_followers(&payload, &mut heard.at_once);
+                Bytes::Joined(Pieces::new(payload, joined.datagram.len(), more))
+            }
+            _ => Bytes::Datagram(payload),
+        };
+        let (route, last) = (self.start.route, number + u64::from(more));
+        let taken = self.incoming.on_segment(now, route, last, segment, bytes, arrivals);
+        heard.is_dropped |= taken == Taken::No;
+        more
     }
 
     /// `None`: the peer lies, and the packet is dropped.

@@ -291,7 +291,7 @@ impl OutgoingMessages {
         Some(part)
     }
 
-    /// How many parts as long as this one, which was sent last, follow it before the last part of its message.
+    /// How many parts as long as this one, which was sent last, follow it before the last one of its message.
     /// 0: something else goes first.
     pub(super) fn most_to_go_on(&self, message: u64, part: &Range<u32>) -> u32 {
         let is_next = self.sendable.first().is_some_and(|(first, ())| *first == message);

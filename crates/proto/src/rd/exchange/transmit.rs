@@ -97,6 +97,19 @@ impl Exchange {
         if eliciting {
             self.probes = 0;
         }
+        Some(self.made(now, config, eliciting, contents, out))
+    }
+
+    /// A packet is made, which may bring others with it.
+    fn made(
+        &mut self,
+        now: Instant,
+        config: &Config,
+        eliciting: bool,
+        contents: Contents,
+        out: &mut PacketBuf,
+    ) -> Made {
+        let longest = self.path.len();
         if out.has_segments() {
             self.pacer.on_sent(now, &self.congestion, longest);
         }
@@ -121,7 +134,7 @@ impl Exchange {
             || !self.ready.is_empty()
             || !self.streams.control.is_empty()
             || self.path.probe().is_some();
-        Some(if has_more { Made::More } else { Made::Last })
+        if has_more { Made::More } else { Made::Last }
     }
 
     /// Makes further packets with the next parts of the message or the stream of a packet, as long as they
