@@ -27,7 +27,11 @@ pub fn carrier() -> &'static dyn Carrier {
 
 /// What is bound to a port in TCP, as [`carrier`] would have bound it.
 pub fn with_rules(tcp: Box<dyn Bound>) -> Box<dyn Bound> {
-    if Config::get().links.may_choose_rd() { Box::new(Either { tcp }) } else { tcp }
+    if Config::get().links.may_choose_rd() { either(tcp, None) } else { tcp }
+}
+
+fn either(tcp: Box<dyn Bound>, udp: Option<udp::Socket>) -> Box<dyn Bound> {
+    Box::new(Either { tcp, udp })
 }
 
 /// Ports that are tried until one is free in UDP.
@@ -36,23 +40,27 @@ const TRIES: u32 = 16;
 struct ByRule;
 
 impl Carrier for ByRule {
-    /// A port that the system chooses should be free in UDP, too: the program may listen on it.
+    /// A port that the system chooses is taken in UDP, too: the program may listen on it.
     fn bind(&self, at: &Bind) -> Result<Box<dyn Bound>, Errno> {
         let mut bound = Tcp.bind(at)?;
+        let mut udp = None;
         if at.address.port() == 0 && at.port != TakePort::AtConnect {
             for _ in 0..TRIES {
-                if udp::Socket::bind(bound.local().port()).is_ok() {
+                udp = udp::Socket::bind(bound.local().port()).ok();
+                if udp.is_some() {
                     break;
                 }
                 bound = Tcp.bind(at)?;
             }
         }
-        Ok(with_rules(bound))
+        Ok(either(bound, udp))
     }
 }
 
 struct Either {
     tcp: Box<dyn Bound>,
+    /// The port of the same number, so that nobody else has it when the program listens.
+    udp: Option<udp::Socket>,
 }
 
 impl Bound for Either {
@@ -64,14 +72,15 @@ impl Bound for Either {
         self.tcp.set_tos(tos)
     }
 
-    fn listen(self: Box<Self>, backlog: usize) -> Result<Box<dyn Listening>, (Errno, Box<dyn Bound>)> {
+    fn listen(mut self: Box<Self>, backlog: usize) -> Result<Box<dyn Listening>, (Errno, Box<dyn Bound>)> {
         let local = self.local();
         if !Config::get().links.may_choose_rd_at(local.port()) {
             return self.tcp.listen(backlog).map_err(|(errno, tcp)| (errno, with_rules(tcp)));
         }
         let service = u32::from(local.port());
         let at = local.ip().to_canonical();
-        let rd = device().and_then(|nic| nic.stream_port_at(local.port())?.listen(service, at));
+        let udp = self.udp.take();
+        let rd = device().and_then(|nic| nic.stream_port_at(local.port(), udp)?.listen(service, at));
         match rd {
             Ok(rd) => match self.tcp.listen(backlog) {
                 Ok(tcp) => Ok(Box::new(Both { tcp, rd, local })),

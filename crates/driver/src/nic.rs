@@ -292,7 +292,7 @@ impl Nic {
     pub(crate) fn stream_port(&self) -> Result<Arc<StreamPort>, Errno> {
         // A stream is for a queue pair, which has a number.
         let qpn = self.numbers.any_of_port().ok_or(Errno::NOBUFS)?;
-        self.stream_port_at(port_of(qpn))
+        self.stream_port_at(port_of(qpn), None)
     }
 
     /// Another one, from which it opens streams to the first: an exchange is between two ports.
@@ -301,13 +301,17 @@ impl Nic {
         if let Some(known) = ports.get(&NO_PORT).and_then(Weak::upgrade) {
             return Ok(known);
         }
-        let new = StreamPort::of(&self.datagram_port_of_service(NO_PORT)?).map_err(|_| Errno::NOBUFS)?;
+        let new = StreamPort::of(&self.datagram_port_of_service(NO_PORT, None)?).map_err(|_| Errno::NOBUFS)?;
         ports.insert(NO_PORT, Arc::downgrade(&new));
         Ok(new)
     }
 
-    /// The streams of reliable datagrams that come to this port.
-    pub(crate) fn stream_port_at(&self, port: u16) -> Result<Arc<StreamPort>, Errno> {
+    /// The streams of reliable datagrams that come to this port. `bound`: its socket, if the caller has it.
+    pub(crate) fn stream_port_at(
+        &self,
+        port: u16,
+        bound: Option<udp::Socket>,
+    ) -> Result<Arc<StreamPort>, Errno> {
         let mut ports = self.stream_ports.lock();
         if let Some(known) = ports.get(&port).and_then(Weak::upgrade) {
             return Ok(known);
@@ -318,7 +322,7 @@ impl Nic {
             None if self.numbers.datagrams(u32::from(port) << 8).is_some() => {
                 self.datagram_port(u32::from(port) << 8).map_err(|_| Errno::NOBUFS)
             }
-            None => self.datagram_port_of_service(port),
+            None => self.datagram_port_of_service(port, bound),
         }?;
         let new = StreamPort::of(&datagrams).map_err(|_| Errno::NOBUFS)?;
         ports.retain(|_, port| port.strong_count() > 0);
@@ -327,9 +331,13 @@ impl Nic {
     }
 
     /// The UDP port of the same number as one that rdma_cm listens on; [`NO_PORT`]: any.
-    fn datagram_port_of_service(&self, port: u16) -> Result<Arc<DatagramPort>, Errno> {
+    fn datagram_port_of_service(
+        &self,
+        port: u16,
+        bound: Option<udp::Socket>,
+    ) -> Result<Arc<DatagramPort>, Errno> {
         let mut ports = self.datagram_ports.lock();
-        let socket = Arc::new(udp::Socket::bind(port)?);
+        let socket = Arc::new(bound.map_or_else(|| udp::Socket::bind(port), Ok)?);
         let port = socket.port()?;
         let new = DatagramPort::of_numbers(&self.engine, socket, port, &self.unclaimed, None)?;
         ports.insert(port, Arc::downgrade(&new));
