@@ -141,6 +141,7 @@ impl Pump {
     #[inline]
     pub fn send(&mut self, core: &mut RcCore, now: &Now, around: &mut impl Surroundings) {
         if self.writable && !self.unfinished && core.has_nothing_to_send() {
+            core.await_ride(now);
             debug_assert!(core.poll_transmit(now).is_none(), "the core has something to send");
             return;
         }
