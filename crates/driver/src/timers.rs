@@ -142,8 +142,13 @@ impl Timers {
 #[cfg(test)]
 mod tests {
     use std::collections::BTreeMap;
+    use std::sync::{Arc, OnceLock, Weak};
+    use std::time::{Duration, Instant};
 
     use super::*;
+    use crate::engine::Engine;
+    use crate::source::{Readiness, Source};
+    use crate::sync::{AtomicUsize, Ordering};
 
     fn token(index: usize, generation: u32) -> Token {
         Token::new(index, generation)
@@ -213,5 +218,87 @@ mod tests {
             assert_eq!((timers.first(), timers.take_expired(10)), (20, None));
             assert_eq!((timers.take_expired(20), timers.first()), (Some(next), NEVER));
         }
+    }
+
+    const HOUR: Duration = Duration::from_secs(3600);
+
+    /// Counts its calls, and sets its timer again so often.
+    struct Counted {
+        engine: Weak<Engine>,
+        token: OnceLock<Token>,
+        calls: AtomicUsize,
+        again: AtomicUsize,
+    }
+
+    impl Counted {
+        fn new(engine: &Arc<Engine>) -> (Arc<Self>, Token) {
+            let counted = Arc::new(Self {
+                engine: Arc::downgrade(engine),
+                token: OnceLock::new(),
+                calls: AtomicUsize::new(0),
+                again: AtomicUsize::new(0),
+            });
+            let token = engine.new_token(counted.clone());
+            (counted.clone(), *counted.token.get_or_init(|| token))
+        }
+
+        fn calls(&self) -> usize {
+            self.calls.load(Ordering::SeqCst)
+        }
+    }
+
+    impl Source for Counted {
+        fn ready(&self, _: Readiness) {}
+
+        fn timeout(&self) {
+            self.calls.fetch_add(1, Ordering::SeqCst);
+            let left = self.again.load(Ordering::SeqCst);
+            if left > 0 {
+                self.again.store(left - 1, Ordering::SeqCst);
+                let engine = self.engine.upgrade().unwrap();
+                engine.set_timer(*self.token.get().unwrap(), Some(Instant::now()));
+            }
+        }
+    }
+
+    #[test]
+    fn a_timer_that_is_moved_or_cleared_calls_at_its_last_time_only() {
+        let engine = Arc::new(Engine::new().unwrap());
+        let (counted, token) = Counted::new(&engine);
+        let look = |at: Option<Instant>| {
+            engine.set_timer(token, at);
+            engine.poll_once();
+            engine.poll_once();
+            counted.calls()
+        };
+        let now = Instant::now();
+        assert_eq!([Some(now + HOUR), None].map(look), [0, 0]);
+        assert_eq!(look(Some(now)), 1, "it has expired, once");
+        engine.set_timer(token, Some(now));
+        assert_eq!(look(Some(now + HOUR)), 1, "it was moved to a later time");
+        assert_eq!(look(Some(now)), 2, "and to an earlier one");
+        engine.set_timer(token, Some(now));
+        assert_eq!(look(None), 2, "it was cleared");
+        counted.again.store(3, Ordering::SeqCst);
+        engine.set_timer(token, Some(now));
+        (0..8).for_each(|_| _ = engine.poll_once());
+        assert_eq!((counted.calls(), engine.first_timer()), (6, NEVER), "set again while it was called");
+    }
+
+    #[test]
+    fn a_source_that_is_deregistered_leaves_no_timer() {
+        let engine = Arc::new(Engine::new().unwrap());
+        let (gone, old) = Counted::new(&engine);
+        engine.set_timer(old, Some(Instant::now()));
+        engine.deregister(old);
+        assert_eq!(engine.first_timer(), NEVER);
+        let (next, new) = Counted::new(&engine);
+        assert_eq!(new.index(), old.index());
+        engine.set_timer(new, Some(Instant::now()));
+        // Of those who are late.
+        engine.set_timer(old, Some(Instant::now() + HOUR));
+        engine.deregister(old);
+        engine.poll_once();
+        assert_eq!((gone.calls(), next.calls(), engine.first_timer()), (0, 1, NEVER));
     }
 }
