@@ -320,17 +320,18 @@ fn an_acknowledgement_that_may_ride_is_nothing_to_send_until_its_time_is_over() 
         core.transmitted(&Now::at(now), bytes.len());
         assert_eq!(p.world.end(from.peer()).core.handle_input(&Now::at(now), &bytes), bytes.len());
     }
-    let mut p =
-        Pair::new(4, StreamParams { peer_is_uwarp: true, placement_acks: true, ..StreamParams::default() });
-    let now = Instant::now();
-    // The second message of A comes after an answer to its first one, so B may answer again.
-    for (n, side) in [(1, A), (2, B), (3, A)] {
+    fn exchange(p: &mut Pair, now: Instant, n: u64, side: Side) {
         let (from, to) = (p.sge(side, 0, 8), p.sge(side.peer(), 0, 8));
         p.world.end(side.peer()).core.post_recv(&RecvWr { wr_id: n, sges: &[to] }).unwrap();
         let send = SendWr { wr_id: n, op: SEND, flags: SendFlags::SIGNALED, sges: &[from] };
         p.world.end(side).core.post_send(&send).unwrap();
-        carry(&mut p, now, side);
+        carry(p, now, side);
     }
+    let mut p =
+        Pair::new(4, StreamParams { peer_is_uwarp: true, placement_acks: true, ..StreamParams::default() });
+    let now = Instant::now();
+    // The second message of A comes after an answer to its first one, so B may answer again.
+    [(1, A), (2, B), (3, A)].into_iter().for_each(|(n, side)| exchange(&mut p, now, n, side));
     let core = &mut p.world.end(B).core;
     let soon = now + Duration::from_millis(1);
     assert!(core.has_nothing_to_send() && core.poll_timeout().is_none_or(|at| at > soon));
@@ -344,6 +345,11 @@ fn an_acknowledgement_that_may_ride_is_nothing_to_send_until_its_time_is_over() 
     carry(&mut p, at, B);
     assert!(p.world.end(B).core.has_nothing_to_send());
     assert_eq!(p.sends(), [(1, WcStatus::Success), (3, WcStatus::Success)]);
+    [(4, B), (5, A)].into_iter().for_each(|(n, side)| exchange(&mut p, at, n, side));
+    let core = &mut p.world.end(B).core;
+    core.await_ride(&Now::at(at));
+    assert!(core.poll_timeout().is_some_and(|again| again > at), "the next one has its own time");
+    assert!(core.poll_timeout().is_some_and(|again| again <= at + Duration::from_millis(1)));
 }
 
 /// 2,000 receives fitted into a queue of 16 without one poll, and then the completion queue was full. With
