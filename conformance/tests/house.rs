@@ -291,7 +291,7 @@ const CORE: [&[&str]; 9] = [
     &["new", "modify", "attach", "disconnect", "leave_gone_peer", "reframe", "has_heard"],
     &["qpn", "query", "psns", "snapshot", "awaits_stream"],
     // Who makes progress, and when.
-    &["stalled", "awaits_receive", "sets_aside", "polled_in_vain"],
+    &["stalled", "awaits_receive", "sets_aside", "polled_in_vain", "await_ride"],
     // What the ends count.
     &["messages_placed", "messages_wanted", "messages_acked", "messages_acknowledged"],
     // Acknowledgements that cannot wait.

@@ -78,6 +78,7 @@ mod tests {
     use std::time::Duration;
 
     use super::*;
+    use crate::progress::NEVER;
 
     #[derive(Default)]
     struct Counts(AtomicUsize);
@@ -115,6 +116,6 @@ mod tests {
         alarm.set(Instant::now());
         engine.poll_once();
         drop(alarm);
-        assert_eq!((engine.sources_registered(), engine.first_timer()), (before, None));
+        assert_eq!((engine.sources_registered(), engine.first_timer()), (before, NEVER));
     }
 }

@@ -9,7 +9,7 @@ use rustix::io::Errno;
 use crate::config::Config;
 use crate::engine::{Engine, Looked};
 use crate::fork;
-use crate::progress::{self, Contest, LOST, Lead, Mode, NEVER, Signs, Spans, Spinning};
+use crate::progress::{self, Contest, LOST, Lead, Mode, Signs, Spans, Spinning};
 use crate::sync::spin_loop;
 use crate::sys;
 
@@ -183,7 +183,7 @@ impl Background {
     /// From now on the leader is woken for each new timer that it could sleep past. It may not know of timers
     /// that were set while this thread slept until an earlier one.
     fn leave_timers_to_leader(&mut self, engine: &Engine) {
-        if std::mem::take(&mut self.has_served) && engine.first_timer().is_some_and(Engine::within_a_lead) {
+        if std::mem::take(&mut self.has_served) && engine.within_a_lead(engine.first_timer()) {
             engine.wake();
         }
     }
@@ -192,8 +192,7 @@ impl Background {
     fn serve(&mut self, engine: &Engine) {
         self.has_served = true;
         let deadline = engine.first_timer();
-        let until = deadline.map_or(NEVER, |at| engine.nanos(at));
-        engine.mode.enter(Mode::Serving { until });
+        engine.mode.enter(Mode::Serving { until: deadline });
         if engine.is_led() {
             return;
         }

@@ -2,13 +2,11 @@
 //!
 //! `progress` decides which thread calls [`Engine::poll_once`] and which sleeps here.
 
-use std::collections::BTreeSet;
 use std::io;
 use std::os::fd::{AsRawFd as _, RawFd};
 use std::sync::{Arc, Weak};
 use std::time::{Duration, Instant};
 
-use rustc_hash::FxHashMap;
 use rustix::io::Errno;
 use slab::Slab;
 use uwarp_llp::carrier;
@@ -24,6 +22,7 @@ use crate::raised::{Asleep, Raised};
 use crate::source::{Interest, Readiness, Source, Token};
 use crate::sync::{AtomicBool, AtomicU8, AtomicU64, Mutex, OnceLock, Ordering, RwLock};
 use crate::sys::{self, Bell, Thread, Watch};
+use crate::timers::Timers;
 use crate::watchdog::Watchdog;
 
 // (The model includes this file by its path.)
@@ -62,13 +61,6 @@ impl Slot {
             Reports::Itself | Reports::Never => None,
         }
     }
-}
-
-#[derive(Default)]
-struct Timers {
-    order: BTreeSet<(Instant, Token)>,
-    /// Tokens are our own numbers, so their hash need not be keyed.
-    of: FxHashMap<Token, Instant>,
 }
 
 /// The engine of this process.
@@ -390,16 +382,11 @@ impl Engine {
 
     /// Sets, moves or clears the timer of a source.
     pub fn set_timer(&self, token: Token, at: Option<Instant>) {
+        let at = at.map(|at| self.nanos(at));
         let mut timers = self.timers.lock();
-        let old = match at {
-            Some(at) => timers.of.insert(token, at),
-            None => timers.of.remove(&token),
-        };
-        if let Some(old) = old {
-            timers.order.remove(&(old, token));
-        }
-        if let Some(at) = at {
-            timers.order.insert((at, token));
+        match at {
+            Some(at) => timers.set(token, at),
+            None => timers.clear(token),
         }
         self.note_first(&timers);
         drop(timers);
@@ -407,8 +394,8 @@ impl Engine {
         // A thread that polls checks the timers itself, and so does a thread that begins to lead or to serve
         // after this; the background thread does before it sleeps again.
         let oversleeps = match self.mode.get() {
-            Mode::Serving { until } => self.nanos(at) < until && !in_background(),
-            _ => self.is_led() && Self::within_a_lead(at),
+            Mode::Serving { until } => at < until && !in_background(),
+            _ => self.is_led() && self.within_a_lead(at),
         };
         if oversleeps {
             self.wake();
@@ -420,15 +407,14 @@ impl Engine {
         self.sources.read().len()
     }
 
-    /// The first timer.
-    pub(crate) fn first_timer(&self) -> Option<Instant> {
-        let first = self.first.load(Ordering::SeqCst);
-        (first != NEVER).then(|| self.start + Duration::from_nanos(first))
+    /// When the first timer expires; [`NEVER`] if none is set.
+    pub(crate) fn first_timer(&self) -> Nanos {
+        self.first.load(Ordering::SeqCst)
     }
 
     /// The timers have changed.
     fn note_first(&self, timers: &Timers) {
-        let first = timers.order.first().map_or(NEVER, |(at, _)| self.nanos(*at));
+        let first = timers.first();
         if self.first.load(Ordering::Relaxed) != first {
             self.first.store(first, Ordering::SeqCst);
         }
@@ -437,8 +423,8 @@ impl Engine {
     /// Whether a leader that sleeps now may wake too late for a timer. It looks at the timers before each
     /// sleep, and a sleep lasts little longer than [`LEAD`]. Later timers need no wake-up: connection set-up
     /// sets several, all of seconds.
-    pub(crate) fn within_a_lead(at: Instant) -> bool {
-        at < sys::now() + LEAD * 2
+    pub(crate) fn within_a_lead(&self, at: Nanos) -> bool {
+        at != NEVER && at < self.now() + nanos(LEAD * 2)
     }
 
     /// Wakes a thread that can do what the exit requests; returns whether one has begun. Takes no lock.
@@ -556,13 +542,12 @@ impl Engine {
     }
 
     /// As [`Self::wait_once`], for a caller that has read the first timer.
-    pub(crate) fn wait_until(
-        &self,
-        deadline: Option<Instant>,
-        limit: Option<Duration>,
-    ) -> Result<Looked, Errno> {
-        let left = deadline.map(|at| at.saturating_duration_since(sys::now()));
-        let mut timeout = [limit, left].into_iter().flatten().min();
+    pub(crate) fn wait_until(&self, deadline: Nanos, limit: Option<Duration>) -> Result<Looked, Errno> {
+        let mut timeout = limit;
+        if timeout != Some(Duration::ZERO) && deadline != NEVER {
+            let left = Duration::from_nanos(deadline.saturating_sub(self.now()));
+            timeout = Some(limit.map_or(left, |limit| limit.min(left)));
+        }
         let mut looked = Looked::default();
         if self.left.any() {
             (looked.served, looked.input) = self.serve_left();
@@ -599,9 +584,12 @@ impl Engine {
             looked.input |= input;
             looked.in_memory = input;
         }
-        if deadline.is_some_and(|at| at <= sys::now()) {
-            uncancelled.get_or_insert_with(Uncancelled::begin);
-            self.run_timers();
+        if deadline != NEVER {
+            let now = self.now();
+            if deadline <= now {
+                uncancelled.get_or_insert_with(Uncancelled::begin);
+                self.run_timers(now);
+            }
         }
         Ok(looked)
     }
@@ -615,13 +603,11 @@ impl Engine {
         self.sources.read().get(token.index()).is_some_and(|s| s.token == token)
     }
 
-    fn run_timers(&self) {
-        let now = sys::now();
-        loop {
+    /// Calls the sources whose timers have expired.
+    fn run_timers(&self, now: Nanos) {
+        while self.first_timer() <= now {
             let mut timers = self.timers.lock();
-            let Some(&(at, token)) = timers.order.first().filter(|(at, _)| *at <= now) else { return };
-            timers.order.remove(&(at, token));
-            timers.of.remove(&token);
+            let Some(token) = timers.take_expired(now) else { return };
             self.note_first(&timers);
             drop(timers);
             if let Some(source) = self.find(token) {

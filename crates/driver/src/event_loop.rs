@@ -11,9 +11,8 @@ use std::time::Duration;
 
 use crate::engine::Engine;
 use crate::lead::Leader;
-use crate::progress::{Lead, Nanos};
+use crate::progress::{Lead, NEVER, Nanos};
 use crate::sync::{Ordering, thread_local};
-use crate::sys;
 
 /// How often a thread looks before the program gets its time.
 const LOOKS: usize = 4;
@@ -183,6 +182,7 @@ impl Engine {
 
     /// Time until the first timer.
     pub(crate) fn until_timer(&self) -> Option<Duration> {
-        self.first_timer().map(|at| at.saturating_duration_since(sys::now()))
+        let first = self.first_timer();
+        (first != NEVER).then(|| Duration::from_nanos(first.saturating_sub(self.now())))
     }
 }

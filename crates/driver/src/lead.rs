@@ -157,7 +157,7 @@ impl Drop for Leader<'_> {
             Mode::AwaitingLeader => engine.unpark_background(),
             // A wake-up for an early timer may have reached this thread, and the background thread would
             // sleep past that timer.
-            Mode::Serving { until } if engine.first_timer().is_some_and(|at| engine.nanos(at) < until) => {
+            Mode::Serving { until } if engine.first_timer() < until => {
                 engine.wake();
             }
             _ => {}

@@ -76,6 +76,7 @@ pub mod srq;
 pub mod stat;
 mod sync;
 mod sys;
+mod timers;
 mod trace;
 pub mod ud;
 pub mod waits;

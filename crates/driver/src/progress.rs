@@ -54,6 +54,7 @@
 //! | `STAMP_EVERY` | 16 empty polls, of memory in a row or not | a stamp costs little beside them | a ratio |
 //! | `BETWEEN` (rnic) | 15 glances at memory | together they cost as much as a look | a ratio |
 //! | `LOOKS` (pump) | 64 | a line's way from cache to cache, some ten looks | a ratio |
+//! | `Following::MOST` (pump) | 64 acknowledgements | a look in vain is rare beside them | a ratio |
 //! | `LOOK_AROUND` | 256 empty polls | a look at all sockets costs as much as a poll | a ratio |
 //! | `DIRECT` | 2 queue pairs, … | receives that cost as much as such a look | a ratio |
 //! | `YIELD` | 1 to 512 empty polls | whether who answers runs on this core | [`polling::Yielding`] |

@@ -73,6 +73,7 @@ pub struct Pump {
     eof: bool,
     /// A process that is killed now must end the stream with a reset: something is set aside.
     aside: bool,
+    following: Following,
 }
 
 impl Default for Pump {
@@ -85,7 +86,35 @@ impl Default for Pump {
             reset: false,
             eof: false,
             aside: false,
+            following: Following { skip: 0, pause: 1 },
         }
+    }
+}
+
+/// Whether to look for what follows an acknowledgement. Where a program has many queue pairs, and answers on
+/// another one than it has received from, the acknowledgement comes alone, at the end of its time.
+#[derive(Debug)]
+struct Following {
+    /// So many acknowledgements come before the next look.
+    skip: u8,
+    /// The value of `skip` after the next look in vain.
+    pause: u8,
+}
+
+impl Following {
+    /// The most acknowledgements without a look.
+    const MOST: u8 = 64;
+
+    /// An acknowledgement has come. Returns whether to look for what follows it.
+    fn is_expected(&mut self) -> bool {
+        let expected = self.skip == 0;
+        self.skip = self.skip.saturating_sub(1);
+        expected
+    }
+
+    /// Something has followed soon, or not.
+    fn looked(&mut self, found: bool) {
+        (self.skip, self.pause) = if found { (0, 1) } else { (self.pause, (self.pause * 2).min(Self::MOST)) };
     }
 }
 
@@ -141,6 +170,7 @@ impl Pump {
     #[inline]
     pub fn send(&mut self, core: &mut RcCore, now: &Now, around: &mut impl Surroundings) {
         if self.writable && !self.unfinished && core.has_nothing_to_send() {
+            core.await_ride(now);
             debug_assert!(core.poll_transmit(now).is_none(), "the core has something to send");
             return;
         }
@@ -265,8 +295,8 @@ impl Pump {
         let (mut turn, mut some) = (Turn { moved: 0, heeds_acks: true, interrupted: false }, false);
         let acked = core.messages_acked();
         take_reports(core, now, around);
-        if core.messages_acked() != acked {
-            await_what_follows(core.messages_acked(), around.lower());
+        if core.messages_acked() != acked && self.following.is_expected() {
+            self.following.looked(await_what_follows(core.messages_acked(), around.lower()));
         }
         loop {
             some |= with_stage(|stage| self.receive_into(core, now, around, stage, &mut turn));
@@ -442,13 +472,13 @@ fn flush<S: Surroundings>(core: &RcCore, around: &mut S) {
 /// last, some instructions later. Looks for them for about the time that a line takes from one processor's
 /// cache to another's, because a program whose Write has completed spins on memory for the peer's answer. If
 /// it has not polled it by then, the background thread has to take over, a quarter of a millisecond later.
-/// (`ib_write_lat` of 64 bytes: in one round of a hundred.)
-fn await_what_follows(acked: u64, lower: &impl LowerLayer) {
+/// (`ib_write_lat` of 64 bytes: in one round of a hundred.) Returns whether they are there.
+fn await_what_follows(acked: u64, lower: &impl LowerLayer) -> bool {
     const LOOKS: usize = 64;
-    let _ = (0..LOOKS).any(|_| {
+    (0..LOOKS).any(|_| {
         std::hint::spin_loop();
         lower.has_news(acked)
-    });
+    })
 }
 
 /// What the lower layer reports beside the bytes of the stream. (Where it reports nothing, this is no code.)
@@ -532,4 +562,25 @@ fn receiving_failed(core: &mut RcCore, now: &Now, stop: Stop) {
     tracing::debug!(qpn = core.qpn(), "receiving ends: {stop:?}");
     let dead = stop == Stop::Ended(Ended::Silent);
     core.handle_link(now, LinkEvent::Lost(if dead { Disconnect::Timeout } else { Disconnect::Reset }));
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Each acknowledgement that came alone cost 64 looks at memory.
+    #[test]
+    fn what_follows_an_acknowledgement_is_looked_for_where_something_has_followed() {
+        let mut following = Pump::default().following;
+        let mut looks = |acks: usize, found: bool| {
+            let look = |_: &usize| following.is_expected().then(|| following.looked(found)).is_some();
+            (0..acks).filter(look).count()
+        };
+        assert_eq!(looks(100, true), 100);
+        assert_eq!(looks(1, false), 1);
+        assert_eq!(looks(100, true), 99, "once in vain is an exception");
+        assert!((5..10).contains(&looks(200, false)));
+        assert!((9..=11).contains(&looks(10 * (usize::from(Following::MOST) + 1), false)));
+        assert!(looks(200, true) > 100, "it is tried again");
+    }
 }

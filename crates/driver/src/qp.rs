@@ -673,6 +673,12 @@ impl Qp {
 
     /// What other threads may have left for the holder of the lock.
     fn work(&self, inner: &mut Inner, now: &Now) {
+        self.handle_timeout(inner, now);
+        self.pump(inner, now);
+    }
+
+    /// Handles the expired deadlines, if the engine's timer has expired.
+    fn handle_timeout(&self, inner: &mut Inner, now: &Now) {
         if self.timed_out.load(Ordering::Acquire) && self.timed_out.swap(false, Ordering::AcqRel) {
             let Inner { conn, alone, .. } = inner;
             if let Some(timer) = conn.as_mut().map(|conn| &mut conn.timer).or(alone.as_mut()) {
@@ -681,7 +687,6 @@ impl Qp {
             inner.core.handle_timeout(now);
             self.act(inner, now);
         }
-        self.pump(inner, now);
     }
 
     /// [`Feeder::make_progress`], and whether messages of the peer's were placed.

@@ -327,6 +327,7 @@ impl Exchanges {
         let due = [turn.machine.poll_timeout(), own, unrepeated, turn.streams.timeout(), leave_by];
         let due = due.into_iter().flatten().min();
         let Some(due) = due else { return self.due.store(NOT_DUE, Ordering::Relaxed) };
+        self.due.store(self.engine.nanos(due).max(1), Ordering::Relaxed);
         self.set_alarm_at(turn, now, due);
     }
 
@@ -334,7 +335,6 @@ impl Exchanges {
     /// polls, that does what is due, and the alarm is for the case that it stops.
     fn set_alarm_at(&self, turn: &mut Turn, now: &Now, due: Instant) {
         let engine = &*self.engine;
-        self.due.store(engine.nanos(due).max(1), Ordering::Relaxed);
         let alive = engine.pace.spans().alive();
         let polls = engine.last_poll.age(engine.nanos(now.get())).is_some_and(|age| age < alive);
         // Without room nothing goes out, whatever is due, and the system says when there is some.

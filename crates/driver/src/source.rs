@@ -89,4 +89,10 @@ impl Token {
     pub(crate) fn index(self) -> usize {
         (self.0 & 0xFFFF_FFFF) as usize
     }
+
+    /// Whether the other one, of the same index, was made before it. (They are numbered modulo 2^31.)
+    pub(crate) fn is_newer_than(self, other: Self) -> bool {
+        let later = (self.0 >> 32).wrapping_sub(other.0 >> 32) & 0x7FFF_FFFF;
+        later != 0 && later < 0x4000_0000
+    }
 }

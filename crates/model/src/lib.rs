@@ -96,6 +96,8 @@ mod shell;
 mod sleep;
 #[path = "../../driver/src/source.rs"]
 mod source;
+#[path = "../../driver/src/timers.rs"]
+mod timers;
 #[path = "../../driver/src/ud.rs"]
 mod ud;
 #[path = "../../driver/src/watchdog.rs"]

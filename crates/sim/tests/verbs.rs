@@ -1,6 +1,7 @@
 //! Rules of the verbs that random workloads seldom reach: states, limits, local errors, events.
 
 use std::sync::Arc;
+use std::time::{Duration, Instant};
 
 use uwarp_proto::setup::PeerData;
 use uwarp_rnic::qp::{Disconnect, Now, QpCaps, QpModify, QpState, StreamParams};
@@ -308,6 +309,47 @@ fn a_core_reports_that_it_has_nothing_more_to_send() {
     assert!(core.poll_transmit(now).is_none());
     core.post_send(&send).unwrap();
     assert!(!core.has_nothing_to_send());
+}
+
+/// After each message that arrived, all of the cutting was done for the sake of one deadline.
+#[test]
+fn an_acknowledgement_that_may_ride_is_nothing_to_send_until_its_time_is_over() {
+    fn carry(p: &mut Pair, now: Instant, from: Side) {
+        let core = &mut p.world.end(from).core;
+        let bytes = core.poll_transmit(&Now::at(now)).unwrap().only_staged().unwrap().to_vec();
+        core.transmitted(&Now::at(now), bytes.len());
+        assert_eq!(p.world.end(from.peer()).core.handle_input(&Now::at(now), &bytes), bytes.len());
+    }
+    fn exchange(p: &mut Pair, now: Instant, n: u64, side: Side) {
+        let (from, to) = (p.sge(side, 0, 8), p.sge(side.peer(), 0, 8));
+        p.world.end(side.peer()).core.post_recv(&RecvWr { wr_id: n, sges: &[to] }).unwrap();
+        let send = SendWr { wr_id: n, op: SEND, flags: SendFlags::SIGNALED, sges: &[from] };
+        p.world.end(side).core.post_send(&send).unwrap();
+        carry(p, now, side);
+    }
+    let mut p =
+        Pair::new(4, StreamParams { peer_is_uwarp: true, placement_acks: true, ..StreamParams::default() });
+    let now = Instant::now();
+    // The second message of A comes after an answer to its first one, so B may answer again.
+    [(1, A), (2, B), (3, A)].into_iter().for_each(|(n, side)| exchange(&mut p, now, n, side));
+    let core = &mut p.world.end(B).core;
+    let soon = now + Duration::from_millis(1);
+    assert!(core.has_nothing_to_send() && core.poll_timeout().is_none_or(|at| at > soon));
+    core.await_ride(&Now::at(now));
+    assert!(core.has_nothing_to_send() && core.poll_transmit(&Now::at(now)).is_none());
+    let at = core.poll_timeout().filter(|at| *at < soon).unwrap();
+    core.handle_timeout(&Now::at(at - Duration::from_nanos(1)));
+    assert!(core.has_nothing_to_send() && core.poll_timeout() == Some(at), "an early call");
+    core.handle_timeout(&Now::at(at));
+    assert!(!core.has_nothing_to_send() && core.poll_timeout().is_none_or(|at| at > soon));
+    carry(&mut p, at, B);
+    assert!(p.world.end(B).core.has_nothing_to_send());
+    assert_eq!(p.sends(), [(1, WcStatus::Success), (3, WcStatus::Success)]);
+    [(4, B), (5, A)].into_iter().for_each(|(n, side)| exchange(&mut p, at, n, side));
+    let core = &mut p.world.end(B).core;
+    core.await_ride(&Now::at(at));
+    assert!(core.poll_timeout().is_some_and(|again| again > at), "the next one has its own time");
+    assert!(core.poll_timeout().is_some_and(|again| again <= at + Duration::from_millis(1)));
 }
 
 /// 2,000 receives fitted into a queue of 16 without one poll, and then the completion queue was full. With

@@ -12,7 +12,7 @@ use crate::own_loops::Beside;
 use crate::progress::{NAP_BESIDE_LEADS, Nanos, nanos};
 use crate::source::{Interest, Source, Token};
 use crate::sync::Ordering;
-use crate::sys::{self, Watch};
+use crate::sys::Watch;
 
 impl Slot {
     /// Returns whether `watch` reports its descriptor, too, from now on.
@@ -141,16 +141,15 @@ impl Engine {
                 self.serve_raised();
             }
         }
-        let now = sys::now();
-        let stamp = self.nanos(now);
-        self.note_own_loop(stamp);
-        let unseen = stamp.saturating_sub(self.looked_around.load(Ordering::Relaxed));
+        let now = self.now();
+        self.note_own_loop(now);
+        let unseen = now.saturating_sub(self.looked_around.load(Ordering::Relaxed));
         if unseen >= nanos(NAP_BESIDE_LEADS) {
-            self.looked_around.store(stamp, Ordering::Relaxed);
-            self.poll_others(stamp);
-        } else if self.first_timer().is_some_and(|at| at <= now) {
+            self.looked_around.store(now, Ordering::Relaxed);
+            self.poll_others(now);
+        } else if self.first_timer() <= now {
             uncancelled.get_or_insert_with(Uncancelled::begin);
-            self.run_timers();
+            self.run_timers(now);
         }
     }
 
@@ -178,7 +177,7 @@ impl Engine {
 
     /// Serves what is ready now, and timers that have expired, except what wakes loops of the program. (They
     /// serve it in its turn. If they do not, this thread does later, or one that waits for the engine.)
-    fn poll_others(&self, stamp: Nanos) {
+    fn poll_others(&self, now: Nanos) {
         let (mut uncancelled, mut leaves) = (None, false);
         // EINTR on a wait without timeout is harmless.
         let _ = self.epoll.wait(Some(Duration::ZERO), |name, readiness| {
@@ -200,13 +199,13 @@ impl Engine {
                 None => {}
             }
         });
-        if self.left.any() && self.own.leaves(stamp) {
+        if self.left.any() && self.own.leaves(now) {
             self.serve_left();
         } else if leaves && self.asleep.count() > usize::from(self.own.announced.load(Ordering::Relaxed)) {
             self.wake();
         }
         self.look_once();
         uncancelled.get_or_insert_with(Uncancelled::begin);
-        self.run_timers();
+        self.run_timers(self.now());
     }
 }

@@ -127,8 +127,8 @@ impl RcCore {
         self.stream.as_ref().map(|stream| &stream.out).filter(|out| !out.is_empty())
     }
 
-    /// Whether [`Self::poll_transmit`] would do nothing and return nothing: the usual case when a message of
-    /// the peer has arrived. It may return false even then.
+    /// Whether [`Self::poll_transmit`] would return nothing, and do nothing but [`Self::await_ride`]: the
+    /// usual case when a message of the peer has arrived. It may return false even then.
     #[inline]
     pub fn has_nothing_to_send(&self) -> bool {
         let Some(stream) = &self.stream else { return false };
@@ -136,9 +136,9 @@ impl RcCore {
         stream.out.is_empty()
             && stream.requests.is_empty()
             && (stream.opening.may_send() && tx.current.is_none() && !tx.ack_requests.due)
+            && tx.rnr_retry.is_none()
             && (stream.closing.is_none() && !stream.draining)
             && !(stream.uses_placement_reads() || stream.ack_is_due(false))
-            && (self.timers.is_set(Timer::Ack) || !stream.ack_waits())
             && !self.timers.is_set(Timer::FirstFrame)
             && !(self.shell.sq.has_unsent() || self.shell.has_overflowed())
     }
@@ -152,6 +152,13 @@ impl RcCore {
         } else if !stream.opening.may_send() && stream.warn_if_muted {
             self.set_muted_deadline(now);
         }
+        self.await_ride(now);
+    }
+
+    /// An acknowledgement or a request for one may wait for a message to ride on: for a limited time. What
+    /// is left to do where [`Self::has_nothing_to_send`].
+    #[inline]
+    pub fn await_ride(&mut self, now: &Now) {
         let Some(stream) = &self.stream else { return };
         if !self.timers.is_set(Timer::Ack) && stream.ack_waits() {
             self.sent_before = SentBefore { acks: stream.tx.acks(), messages: stream.tx.messages() };
@@ -340,8 +347,12 @@ impl RcCore {
     /// Handles the expired deadlines. Call [`Self::poll_transmit`] and [`Self::poll_action`] next. An early
     /// call does nothing.
     pub fn handle_timeout(&mut self, now: &Now) {
+        let time = now.get();
+        if self.timers.first().is_none_or(|first| time < first) {
+            return;
+        }
         for timer in ALL {
-            if self.timers.take(timer, now.get()) {
+            if self.timers.take(timer, time) {
                 self.expired(timer, now);
             }
         }

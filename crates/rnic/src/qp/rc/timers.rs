@@ -67,6 +67,12 @@ pub(super) enum Timer {
     Nudge,
 }
 
+impl Timer {
+    const fn bit(self) -> u16 {
+        1 << self as u16
+    }
+}
+
 /// In the order in which they are handled if several have expired.
 pub(super) const ALL: [Timer; 11] = [
     Timer::Retry,
@@ -86,6 +92,8 @@ pub(super) const ALL: [Timer; 11] = [
 #[derive(Debug, Default)]
 pub(super) struct Timers {
     at: [Option<Instant>; ALL.len()],
+    /// Which of [`Self::at`] there are, a bit for each: usually one or two.
+    set: u16,
     first: Option<Instant>,
     /// [`Self::first`] may have been cleared since.
     stale: bool,
@@ -94,7 +102,7 @@ pub(super) struct Timers {
 impl Timers {
     #[inline]
     pub fn is_set(&self, timer: Timer) -> bool {
-        self.place(timer).is_some()
+        self.set & timer.bit() != 0
     }
 
     fn place(&self, timer: Timer) -> Option<Instant> {
@@ -114,6 +122,7 @@ impl Timers {
         if let Some(place) = self.at.get_mut(timer as usize) {
             *place = Some(at);
         }
+        self.set |= timer.bit();
         if self.first.is_none_or(|first| at < first) {
             self.first = Some(at);
         }
@@ -125,6 +134,7 @@ impl Timers {
             && let Some(place) = self.at.get_mut(timer as usize)
         {
             *place = None;
+            self.set &= !timer.bit();
             self.stale = true;
         }
     }
@@ -132,15 +142,15 @@ impl Timers {
     /// The stream has ended. Work posted to a peer that is gone still waits.
     pub fn end_of_stream(&mut self) {
         let retry = self.place(Timer::Retry);
-        *self = Self { first: retry, ..Self::default() };
-        if let Some(place) = self.at.get_mut(Timer::Retry as usize) {
-            *place = retry;
+        *self = Self::default();
+        if let Some(at) = retry {
+            self.set(Timer::Retry, at);
         }
     }
 
     /// Clears a deadline if it has expired; returns whether it had.
     pub fn take(&mut self, timer: Timer, now: Instant) -> bool {
-        let over = self.place(timer).is_some_and(|at| at <= now);
+        let over = self.is_set(timer) && self.place(timer).is_some_and(|at| at <= now);
         if over {
             self.clear(timer);
         }
@@ -150,9 +160,19 @@ impl Timers {
     #[inline]
     pub fn first(&mut self) -> Option<Instant> {
         if std::mem::take(&mut self.stale) {
-            self.first = self.at.iter().flatten().min().copied();
+            self.first = self.earliest();
         }
         self.first
+    }
+
+    fn earliest(&self) -> Option<Instant> {
+        let (mut rest, mut first) = (self.set, None);
+        while rest != 0 {
+            let at = self.at.get(rest.trailing_zeros() as usize).copied().flatten();
+            first = [first, at].into_iter().flatten().min();
+            rest &= rest - 1;
+        }
+        first
     }
 }
 
