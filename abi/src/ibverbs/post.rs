@@ -83,6 +83,7 @@ unsafe fn send_wr<'a>(wr: &ibv_send_wr) -> Result<SendWr<'a>, Failure> {
 }
 
 /// The request without its scatter/gather list.
+#[inline]
 fn of<'a>(wr: &ibv_send_wr, op: SendOp) -> SendWr<'a> {
     SendWr { wr_id: wr.wr_id, op, flags: SendFlags::of_program(wr.send_flags), sges: &[] }
 }
@@ -91,15 +92,21 @@ fn of<'a>(wr: &ibv_send_wr, op: SendOp) -> SendWr<'a> {
 ///
 /// # Safety
 /// As [`send_wr`]; its address handle is alive.
+// Inlined, or its result is moved twice for each datagram of a list, by loads that wait for several stores.
+#[inline(always)]
 unsafe fn ud_send_wr<'a>(wr: &ibv_send_wr) -> Result<UdSendWr<'a>, Failure> {
-    if !matches!(wr.opcode, IBV_WR_SEND | IBV_WR_SEND_WITH_IMM) {
-        return Err(Failure::invalid("a datagram queue pair has Sends only"));
-    }
     // SAFETY: the caller's promise; the members of a datagram's request are valid.
     unsafe {
+        let op = match wr.opcode {
+            IBV_WR_SEND => SendOp::Send { invalidate: None },
+            IBV_WR_SEND_WITH_IMM => SendOp::SendImmediate { imm: wr.anon_1.imm_data.to_ne_bytes() },
+            _ => return Err(Failure::invalid("a datagram queue pair has Sends only")),
+        };
         let ud = wr.wr.ud;
+        let sges = sges(wr.sg_list, wr.num_sge);
+        let sges = sges.ok_or_else(|| Failure::invalid("num_sge or sg_list is wrong"))?;
         Ok(UdSendWr {
-            wr: send_wr(wr)?,
+            wr: SendWr { sges, ..of(wr, op) },
             ah: &look::<CAh>(ud.ah)?.ah,
             remote_qpn: ud.remote_qpn,
             remote_qkey: ud.remote_qkey,

@@ -25,10 +25,9 @@ use std::sync::{Arc, Weak};
 
 use rustix::io::Errno;
 use smallvec::SmallVec;
-use uwarp_llp::udp::{self, Duplicate, Incoming, Outgoing, Received, Route, SLOT};
+use uwarp_llp::udp::{self, Duplicate, Outgoing, Received, Route, SLOT, Slot};
 use uwarp_rnic::cq::Coverage;
 use uwarp_rnic::{VerbsError, trace};
-use uwarp_wire::rd::is_reliable;
 
 use crate::attended::Attended;
 use crate::engine::{Engine, ParkMark};
@@ -61,8 +60,10 @@ const MANY: usize = 4;
 /// Where datagrams come by memory, one look in this number is at the socket, too. The system watches it.
 const SOCKET_EVERY: u32 = 16;
 
-/// After this number of datagrams were sent and no thread has received, the sender receives.
+/// After this number of datagrams were sent and no thread has received, the sender receives. Those of a list
+/// go in one call, which takes as long as some alone: they count as these.
 const LOOK_AFTER: usize = 32;
+const LIST_COUNTS: usize = 8;
 
 thread_local! {
     /// Two megabytes of addresses; the system gives memory for what is used of them.
@@ -260,21 +261,21 @@ impl DatagramPort {
         let batch = receiver.batch;
         self.sent.store(0, Ordering::Relaxed);
         let (exchanges, mut taking) = (self.exchanges.get(), None);
-        let deliver = |joined: &[u8], incoming: Incoming| match exchanges {
-            Some(exchanges) if is_reliable(joined) && !incoming.truncated => {
-                taking.get_or_insert_with(|| exchanges.take(&self.engine)).input(joined, &incoming);
-            }
-            _ => {
+        let deliver = |slot: Slot<'_>| match exchanges {
+            None => self.deliver_slot(&slot),
+            Some(exchanges) => self.deliver_either(&slot, |reliable| match reliable {
+                Some((joined, incoming)) => {
+                    taking.get_or_insert_with(|| exchanges.take(&self.engine)).input(joined, incoming);
+                }
                 // Its lock ranks below that of a queue pair.
-                taking = None;
-                self.deliver(joined.get(..incoming.len).unwrap_or(&[]), &incoming);
-            }
+                None => taking = None,
+            }),
         };
         // Taken, so a thread that jumps out of the call loses it once, and an observer of a completion that
         // calls in again has another one.
         let kept = STAGING.try_with(Cell::take).ok().flatten();
         let mut stage = kept.unwrap_or_else(|| vec![0; SLOT * udp::BATCH].into_boxed_slice());
-        let received = self.socket.receive_joined(&mut stage, SLOT, batch, deliver);
+        let received = self.socket.receive_slots(&mut stage, SLOT, batch, deliver);
         let _ = STAGING.try_with(|kept| kept.set(Some(stage)));
         let was_full = receiver.full;
         receiver.full = received.is_ok_and(|received| received.slots == batch);
@@ -382,7 +383,7 @@ impl DatagramPort {
     /// A thread that posts without end must not lose what comes meanwhile: the system's room for it is
     /// bounded.
     pub(crate) fn has_sent(&self, count: usize) {
-        if self.sent.fetch_add(count, Ordering::Relaxed) >= LOOK_AFTER {
+        if self.sent.fetch_add(count.min(LIST_COUNTS), Ordering::Relaxed) >= LOOK_AFTER {
             let _ = self.make_progress(false);
         }
     }

@@ -192,10 +192,24 @@ fn many_do_not_wait() {
     let (end, peer) = (End::new(), peer());
     end.hold(&peer);
     let to = peer.local_addr().unwrap().port();
-    for _ in 0..40 {
+    for _ in 0..100 {
         end.send(to, b"");
-        assert!(end.waiting() < 16);
+        assert!(end.waiting() < 44);
     }
+    arrives(&peer);
+}
+
+/// The program has gathered them itself.
+#[test]
+fn a_list_does_not_wait() {
+    let (end, peer) = (End::new(), peer());
+    end.hold(&peer);
+    let ah = Ah::new(&end.pd, SocketAddr::from((Ipv4Addr::LOCALHOST, 0)), None);
+    let wr = SendWr { wr_id: 7, op: SendOp::Send { invalidate: None }, flags: SendFlags::empty(), sges: &[] };
+    let qpn = u32::from(peer.local_addr().unwrap().port()) << 8;
+    let wr = UdSendWr { wr, ah: &ah, remote_qpn: qpn, remote_qkey: QKEY, job_key: None };
+    end.qp.post_send(std::iter::repeat_n(wr, 16)).unwrap();
+    assert_eq!(end.waiting(), 0);
     arrives(&peer);
 }
 

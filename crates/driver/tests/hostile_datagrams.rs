@@ -211,6 +211,114 @@ fn bad_datagrams_among_joined_ones_cost_only_themselves() {
     assert_eq!(victim.qp.look_at().2, Drops::default());
 }
 
+/// Sends these to the victims' port in one call, and as one where the system can cut.
+fn send_together(socket: &udp::Socket, to: SocketAddr, datagrams: &[Vec<u8>]) {
+    let route = udp::Route { to, from: None };
+    let batch: Vec<_> =
+        datagrams.iter().map(|bytes| udp::Outgoing { route: &route, bytes: &bytes[..] }).collect();
+    assert_eq!(socket.send(&batch), Ok(batch.len()));
+}
+
+/// Of joined datagrams each goes to its own queue pair, in order; what is for none is counted.
+#[test]
+fn joined_datagrams_of_several_queue_pairs_come_apart() {
+    let _alone = ALONE.lock();
+    let (one, other, stranger) = (Victim::new(), Victim::new(), Stranger::new());
+    assert_eq!(one.to(), other.to());
+    let socket = udp::Socket::bind(0).unwrap();
+    let source_qpn = u32::from(socket.port().unwrap()) << 8 | 1;
+    // 0 and 1: the two of them; 2: nobody's; 3: one with a false CRC.
+    let order = [0, 0, 1, 0, 2, 1, 1, 3, 0, 1, 0, 0, 0, 0, 0, 0, 0, 0, 0, 2, 2, 3, 1, 0];
+    let datagrams: Vec<_> = (0..)
+        .zip(order)
+        .map(|(number, whose)| {
+            let destination_qpn = match whose {
+                1 => other.qp.qpn(),
+                2 => one.qp.qpn() | 0xFF,
+                _ => one.qp.qpn(),
+            };
+            let immediate = Some(u32::to_be_bytes(number));
+            let head = Head { source_qpn, destination_qpn, immediate, ..stranger.head(&one) };
+            let mut bytes = made(&head, b"as long as each");
+            bytes[45] ^= u8::from(whose == 3);
+            bytes
+        })
+        .collect();
+    for victim in [&one, &other] {
+        order.iter().for_each(|_| victim.recv());
+    }
+    send_together(&socket, one.to(), &datagrams);
+    for (victim, whose) in [(&one, 0), (&other, 1)] {
+        let wanted: Vec<u32> = (0..).zip(order).filter(|(_, of)| *of == whose).map(|(n, _)| n).collect();
+        let (end, mut got) = (Instant::now() + LIMIT, Vec::new());
+        while got.len() < wanted.len() {
+            assert!(Instant::now() < end, "{got:?} of {wanted:?}");
+            victim.nic.poll_cq(&victim.cq, 8, |wc| {
+                assert_eq!((wc.status, wc.qp_num), (WcStatus::Success, victim.qp.qpn()));
+                got.push(u32::from_be_bytes(wc.imm_or_inv.to_ne_bytes()));
+            });
+        }
+        assert_eq!(got, wanted);
+    }
+    assert_eq!(one.unclaimed(), Unclaimed { malformed: 2, unknown: 3, spoofed: 0, no_room: 0 });
+}
+
+/// What finds no receive in the middle of joined datagrams is dropped, and those behind it go on.
+#[test]
+fn too_few_receives_for_joined_datagrams_drop_the_rest_of_them() {
+    let _alone = ALONE.lock();
+    let (victim, stranger) = (Victim::new(), Stranger::new());
+    let socket = udp::Socket::bind(0).unwrap();
+    let head = Head { source_qpn: u32::from(socket.port().unwrap()) << 8 | 1, ..stranger.head(&victim) };
+    let datagrams = vec![made(&head, b"x"); 20];
+    (0..7).for_each(|_| victim.recv());
+    send_together(&socket, victim.to(), &datagrams);
+    let (end, mut received) = (Instant::now() + LIMIT, 0);
+    while victim.qp.look_at().2.no_receive < 13 {
+        assert!(Instant::now() < end, "{received} received, {:?}", victim.qp.look_at().2);
+        received += victim.nic.poll_cq(&victim.cq, 8, |wc| assert_eq!(wc.status, WcStatus::Success));
+    }
+    received += victim.nic.poll_cq(&victim.cq, 8, |_| ());
+    assert_eq!(received, 7);
+    victim.receives(&stranger, b"good");
+    assert_eq!(victim.qp.look_at().2, Drops { no_receive: 13, ..Drops::default() });
+    assert_eq!(victim.unclaimed(), Unclaimed::default());
+}
+
+/// Nothing completes behind that, and the memory of its receives is free.
+#[test]
+fn a_queue_pair_is_destroyed_while_joined_datagrams_come() {
+    let _alone = ALONE.lock();
+    // The port lives on.
+    let (keeper, stranger) = (Victim::new(), Stranger::new());
+    let socket = udp::Socket::bind(0).unwrap();
+    let source_qpn = u32::from(socket.port().unwrap()) << 8 | 1;
+    for round in 0..300 {
+        let victim = Victim::new();
+        (0..100).for_each(|_| victim.recv());
+        let head = Head { source_qpn, ..stranger.head(&victim) };
+        let datagrams = vec![made(&head, b"as long as each"); 30];
+        std::thread::scope(|scope| {
+            scope.spawn(|| (0..3).for_each(|_| send_together(&socket, victim.to(), &datagrams)));
+            scope.spawn(|| {
+                for _ in 0..20 {
+                    keeper.nic.poll_cq(&keeper.cq, 8, |_| panic!("a completion"));
+                }
+            });
+            let mut got = 0;
+            for _ in 0..round % 50 {
+                got += victim.nic.poll_cq(&victim.cq, 64, |wc| assert_eq!(wc.status, WcStatus::Success));
+            }
+            victim.qp.destroy();
+            victim.mr.deregister();
+            assert!(got <= 90);
+            assert_eq!(victim.nic.poll_cq(&victim.cq, 64, |_| panic!("a completion")), 0);
+        });
+        assert_eq!(victim.nic.poll_cq(&victim.cq, 64, |_| panic!("a completion")), 0);
+    }
+    keeper.receives(&stranger, b"good");
+}
+
 #[test]
 fn what_is_for_nobody_from_a_false_port_or_with_another_key_is_counted_so() {
     let _alone = ALONE.lock();

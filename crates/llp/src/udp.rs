@@ -6,7 +6,8 @@
 //!
 //! The system takes several datagrams as one (`UDP_SEGMENT`) and gives several as one (`UDP_GRO`). So those
 //! that are posted together, go to one receiver and are of one length (the last may be shorter) are sent by
-//! one call; each keeps its own piece of the gather list, so nothing is copied for it. Where the system
+//! one call. Each keeps its own piece of the gather list, so nothing is copied for it; those that lie one
+//! behind the other go as one piece ([`Socket::send_run`]), for the system looks after each piece. Where it
 //! refuses (longer than the path's MTU, a device without checksums, an older system), they go one by one, and
 //! no longer ones are tried again on that socket. Datagrams to groups are not joined: each member's socket
 //! would have to cut for itself. Lists of 32 of 1 KiB over loopback on a busy machine: 54,000 a second
@@ -24,6 +25,10 @@ use rustix::io::Errno;
 use rustix::net::{AddressFamily, SocketFlags, SocketType, ipproto};
 use smallvec::SmallVec;
 use uwarp_process::Descriptor;
+
+pub use self::slot::{Datagrams, Slot};
+
+mod slot;
 
 /// Most datagrams that one call sends or receives.
 pub const BATCH: usize = 32;
@@ -301,14 +306,19 @@ impl Socket {
     }
 
     /// Sends datagrams in one call that lie one behind the other in `bytes`, all of this length, but the last
-    /// may be shorter. At most [`RUN`], and of 65,000 bytes. Returns how many the kernel took.
+    /// may be shorter. At most [`RUN`], and of [`MOST_JOINED`] bytes. Returns how many the kernel took.
     pub fn send_joined(&self, route: &Route, bytes: &[u8], length: usize) -> Result<usize, Errno> {
+        self.send_run(route, Marks::default(), bytes, length)
+    }
+
+    /// The same; all of them have these marks. To a group, they go one by one.
+    pub fn send_run(&self, route: &Route, marks: Marks, bytes: &[u8], length: usize) -> Result<usize, Errno> {
         if bytes.len() <= length {
-            return self.send_some::<1>(&[Outgoing { route, bytes }], &[]);
+            return self.send_some::<1>(&[Outgoing { route, bytes }], &[marks]);
         }
         let count = bytes.len().div_ceil(length.max(1));
-        if length > self.cut_up_to.load(Ordering::Relaxed) {
-            return self.send_apart(route, bytes, length);
+        if length > self.cut_up_to.load(Ordering::Relaxed) || route.to.ip().is_multicast() {
+            return self.send_apart(route, marks, bytes, length);
         }
         let mut name = MaybeUninit::<libc::sockaddr_in6>::uninit();
         let mut control = Control([0; CONTROL]);
@@ -319,6 +329,7 @@ impl Socket {
         header.msg_name = name.as_mut_ptr().cast();
         header.msg_namelen = self.put_address(&mut name, &route.to);
         let mut used = route.from.map_or(0, |from| self.put_source(&mut control, from));
+        used += put_marks(&mut control, used, &route.to, marks);
         let segment = u16::try_from(length).unwrap_or(u16::MAX);
         used += put_control(&mut control, used, libc::SOL_UDP, libc::UDP_SEGMENT, segment);
         (header.msg_control, header.msg_controllen) = (control.0.as_mut_ptr().cast(), used as _);
@@ -331,17 +342,17 @@ impl Socket {
             Ok(_) => Ok(count),
             Err(error) if refuses_to_cut(error) => {
                 self.cut_up_to.fetch_min(length.saturating_sub(1), Ordering::Relaxed);
-                self.send_apart(route, bytes, length)
+                self.send_apart(route, marks, bytes, length)
             }
             Err(error) => Err(error),
         }
     }
 
     /// The same where the system does not cut.
-    fn send_apart(&self, route: &Route, bytes: &[u8], length: usize) -> Result<usize, Errno> {
+    fn send_apart(&self, route: &Route, marks: Marks, bytes: &[u8], length: usize) -> Result<usize, Errno> {
         let batch: SmallVec<[Outgoing<'_>; 1]> =
             bytes.chunks(length.max(1)).take(BATCH).map(|bytes| Outgoing { route, bytes }).collect();
-        self.send(&batch)
+        self.send_marked(&batch, &[marks; BATCH])
     }
 
     fn send_some<const N: usize>(&self, batch: &[Outgoing<'_>], marks: &[Marks]) -> Result<usize, Errno> {
@@ -434,19 +445,18 @@ impl Socket {
         most: usize,
         mut each: impl FnMut(&[u8], Incoming),
     ) -> Result<Received, Errno> {
-        let alone = |bytes: &[u8], incoming: Incoming| {
-            each(bytes.get(..incoming.len).unwrap_or(&[]), incoming);
-        };
-        self.receive_joined(buffer, slot, most, alone)
+        self.receive_slots(buffer, slot, most, |slot| {
+            slot.each().for_each(|(bytes, incoming)| each(bytes, incoming));
+        })
     }
 
-    /// The same, with all that is behind a datagram in its slot: those that the system has joined to it.
-    pub fn receive_joined(
+    /// The same; `each` is called for each slot.
+    pub fn receive_slots(
         &self,
         buffer: &mut [u8],
         slot: usize,
         most: usize,
-        each: impl FnMut(&[u8], Incoming),
+        each: impl FnMut(Slot<'_>),
     ) -> Result<Received, Errno> {
         if most == 1 {
             self.receive_some::<1>(buffer, slot, most, each)
@@ -460,7 +470,7 @@ impl Socket {
         buffer: &mut [u8],
         slot: usize,
         most: usize,
-        mut each: impl FnMut(&[u8], Incoming),
+        mut each: impl FnMut(Slot<'_>),
     ) -> Result<Received, Errno> {
         let mut names = [MaybeUninit::<libc::sockaddr_storage>::uninit(); N];
         let mut controls = [MaybeUninit::<Control>::uninit(); N];
@@ -514,19 +524,11 @@ impl Socket {
             let Some(from) = from else { continue };
             let truncated = header.msg_hdr.msg_flags & libc::MSG_TRUNC != 0;
             // The system joins datagrams of one length; the last may be shorter.
-            let each_len = joined.filter(|joined| *joined > 0).unwrap_or(len);
-            let (mut at, end) = (0, start + len);
-            loop {
-                let len = (len - at).min(each_len);
-                let bytes = buffer.get(start + at..end).unwrap_or(&[]);
-                let truncated = truncated && at + len == (header.msg_len as usize).min(slot);
-                each(bytes, Incoming { start: start + at, len, from, to, interface, truncated });
-                datagrams += 1;
-                at += len;
-                if at >= (header.msg_len as usize).min(slot) {
-                    break;
-                }
-            }
+            let length = joined.filter(|joined| *joined > 0).unwrap_or(len);
+            let bytes = buffer.get(start..start + len).unwrap_or(&[]);
+            let slot = Slot::new(bytes, length, Incoming { start, len, from, to, interface, truncated });
+            datagrams += slot.count();
+            each(slot);
         }
         Ok(Received { slots, datagrams })
     }

@@ -27,6 +27,8 @@ pub mod udp {
 
     /// Few and small, so that a turn ends in the middle of what came.
     pub const BATCH: usize = 4;
+    pub const RUN: usize = 6;
+    pub const MOST_JOINED: usize = 4096;
     pub const SLOT: usize = 512;
 
     pub use llp::udp::{Marks, Route};
@@ -49,6 +51,45 @@ pub mod udp {
     pub struct Received {
         pub slots: usize,
         pub datagrams: usize,
+    }
+
+    /// What one sender has sent together, to the same address.
+    pub struct Slot<'a> {
+        bytes: &'a [Vec<u8>],
+        incoming: Incoming,
+    }
+
+    impl<'a> Slot<'a> {
+        pub fn incoming(&self) -> &Incoming {
+            &self.incoming
+        }
+
+        pub fn datagrams(&self) -> Datagrams<'a> {
+            Datagrams(self.bytes.iter())
+        }
+
+        pub fn each(&self) -> impl Iterator<Item = (&'a [u8], Incoming)> + use<'a> {
+            let incoming = self.incoming;
+            self.datagrams().map(move |bytes| (bytes, Incoming { len: bytes.len(), ..incoming }))
+        }
+    }
+
+    #[derive(Clone)]
+    pub struct Datagrams<'a>(std::slice::Iter<'a, Vec<u8>>);
+
+    impl<'a> Datagrams<'a> {
+        /// Nothing is reliable here.
+        pub fn rest(&self) -> &'a [u8] {
+            &[]
+        }
+    }
+
+    impl<'a> Iterator for Datagrams<'a> {
+        type Item = &'a [u8];
+
+        fn next(&mut self) -> Option<&'a [u8]> {
+            self.0.next().map(Vec::as_slice)
+        }
     }
 
     pub struct Duplicate(sys::Socket);
@@ -155,6 +196,10 @@ pub mod udp {
             self.send_marked(batch, &[])
         }
 
+        pub fn send_run(&self, route: &Route, _: Marks, bytes: &[u8], length: usize) -> Result<usize, Errno> {
+            self.send_joined(route, bytes, length)
+        }
+
         pub fn send_joined(&self, route: &Route, bytes: &[u8], length: usize) -> Result<usize, Errno> {
             let batch: Vec<_> = bytes.chunks(length).map(|bytes| Outgoing { route, bytes }).collect();
             self.send(&batch)
@@ -193,14 +238,15 @@ pub mod udp {
             });
         }
 
-        pub fn receive_joined(
+        /// Those of one sender to one address that lie one behind the other come in one slot.
+        pub fn receive_slots(
             &self,
             _: &mut [u8],
             _: usize,
             most: usize,
-            mut each: impl FnMut(&[u8], Incoming),
+            mut each: impl FnMut(Slot<'_>),
         ) -> Result<Received, Errno> {
-            let taken: Vec<_> = self.change(|state| {
+            let taken: Vec<(Vec<u8>, Incoming)> = self.change(|state| {
                 let n = state.inbox.len().min(most).min(BATCH);
                 let taken = state.inbox.drain(..n).collect();
                 state.and(taken, false)
@@ -208,7 +254,10 @@ pub mod udp {
             if taken.is_empty() {
                 return Err(Errno::AGAIN);
             }
-            taken.iter().for_each(|(bytes, incoming)| each(bytes, *incoming));
+            for together in taken.chunk_by(|(_, one), (_, next)| (one.from, one.to) == (next.from, next.to)) {
+                let bytes: Vec<_> = together.iter().map(|(bytes, _)| bytes.clone()).collect();
+                together.first().map(|(_, incoming)| each(Slot { bytes: &bytes, incoming: *incoming }));
+            }
             Ok(Received { slots: taken.len(), datagrams: taken.len() })
         }
     }

@@ -128,6 +128,7 @@ pub fn destination(datagram: &[u8]) -> Result<u32, Reject> {
     extension(datagram).map(|header| header.destination_qpn)
 }
 
+#[inline]
 fn extension(datagram: &[u8]) -> Result<Extension, Reject> {
     Extension::parse(datagram).map_err(|e| match e {
         datagram::Error::Truncated => Reject::Truncated,
@@ -137,6 +138,7 @@ fn extension(datagram: &[u8]) -> Result<Extension, Reject> {
 
 /// Checks and parses a datagram. The checks follow the order of the layers; the CRC is checked before the DDP
 /// header.
+#[inline]
 pub fn parse(datagram: &[u8]) -> Result<Message<'_>, Reject> {
     let extension = extension(datagram)?;
     if extension.flags & !FLAG_IMMEDIATE != 0 {

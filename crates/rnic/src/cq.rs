@@ -199,6 +199,15 @@ pub struct Cq {
     streak: AtomicU32,
 }
 
+/// What [`Outlet::push_run`] adds.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Completed {
+    /// When the program polls it, the work queue's places before this number are free.
+    pub tail: u32,
+    pub wc: Wc,
+    pub solicited: bool,
+}
+
 /// Where the work requests of one queue complete. When it is dropped, so are its completions.
 pub(crate) struct Outlet {
     cq: Arc<Cq>,
@@ -220,6 +229,12 @@ impl Outlet {
     #[inline]
     pub fn push(&self, tail: u32, wc: Wc, solicited: bool) -> bool {
         self.cq.push_of(self.key, tail, wc, solicited)
+    }
+
+    /// The same for several, in order: one look at the queue is enough for all of them. Returns how many have
+    /// found room; the others are lost.
+    pub fn push_run(&self, run: &[Completed]) -> usize {
+        self.cq.push_run_of(self.key, run)
     }
 
     /// Drops what the program has not polled; see [`Cq::purge`].
@@ -437,54 +452,14 @@ impl Cq {
     /// The same for the work queue at `key`: when the program polls the completion, the places before `tail`
     /// are free.
     fn push_of(&self, key: u32, tail: u32, wc: Wc, solicited: bool) -> bool {
+        let completed = Completed { tail, wc, solicited };
         let event = {
             let Some(mut inner) = self.inner.try_lock().or_else(|| self.wait_to_push()) else { return false };
             if inner.ring.len() >= inner.depth {
-                let first = !self.overflowed.swap(true, Ordering::Relaxed);
-                let depth = inner.depth;
-                // This completion will never be polled. (A place of a queue that completes in order becomes
-                // free with its next completion, if there is one.)
-                if let Some(Some(places)) = inner.work_queues.get(key as usize)
-                    && places.in_any_order
-                {
-                    places.free(tail);
-                }
-                drop(inner);
-                if first {
-                    // Once: the queue stays broken, and each queue pair that fails has an event of its own.
-                    tracing::error!(
-                        depth,
-                        qpn = wc.qp_num,
-                        "completion queue overflow: a completion is lost, because the program has not \
-                         polled; each queue pair that loses one fails"
-                    );
-                    self.async_sink.async_event(AsyncEvent { kind: EventKind::CqErr, cookie: self.cookie });
-                    // The next poll says so.
-                    drop(self.glances.end());
-                }
+                self.lose(inner, key, &[completed]);
                 return false;
             }
-            let meets_solicited = solicited || wc.status != WcStatus::Success;
-            let event = match inner.armed {
-                Armed::No => false,
-                Armed::Any => true,
-                Armed::Solicited => meets_solicited,
-            };
-            if event {
-                inner.armed = Armed::No;
-                inner.announced = true;
-            } else {
-                inner.missed_solicited |= meets_solicited;
-            }
-            if self.favourite.load(Ordering::Relaxed) == wc.qp_num {
-                let streak = self.streak.load(Ordering::Relaxed);
-                self.streak.store(streak.saturating_add(1), Ordering::Relaxed);
-            } else {
-                self.favourite.store(wc.qp_num, Ordering::Relaxed);
-                self.streak.store(0, Ordering::Relaxed);
-            }
-            let at = self.clock.map_or(0, |clock| clock());
-            inner.ring.push_back(Entry { wc, key, tail, at });
+            let event = self.add(&mut inner, key, &completed);
             self.waiting.store(inner.ring.len(), Ordering::Release);
             event
         };
@@ -492,6 +467,83 @@ impl Cq {
             sink.completion_event(self.cookie);
         }
         true
+    }
+
+    /// As [`Self::push_of`] for each of these, in order; returns how many were added. The others are lost.
+    fn push_run_of(&self, key: u32, run: &[Completed]) -> usize {
+        let (added, event) = {
+            let Some(mut inner) = self.inner.try_lock().or_else(|| self.wait_to_push()) else { return 0 };
+            let room = inner.depth.saturating_sub(inner.ring.len());
+            let (fitting, lost) = run.split_at_checked(room).unwrap_or((run, &[]));
+            let mut event = false;
+            for completed in fitting {
+                event |= self.add(&mut inner, key, completed);
+            }
+            self.waiting.store(inner.ring.len(), Ordering::Release);
+            if !lost.is_empty() {
+                self.lose(inner, key, lost);
+            }
+            (fitting.len(), event)
+        };
+        if event && let Some(sink) = &self.completions {
+            sink.completion_event(self.cookie);
+        }
+        added
+    }
+
+    /// Adds a completion, for which there is room; returns whether it makes an event.
+    #[inline]
+    fn add(&self, inner: &mut Inner, key: u32, completed: &Completed) -> bool {
+        let Completed { tail, wc, solicited } = *completed;
+        let meets_solicited = solicited || wc.status != WcStatus::Success;
+        let event = match inner.armed {
+            Armed::No => false,
+            Armed::Any => true,
+            Armed::Solicited => meets_solicited,
+        };
+        if event {
+            inner.armed = Armed::No;
+            inner.announced = true;
+        } else {
+            inner.missed_solicited |= meets_solicited;
+        }
+        if self.favourite.load(Ordering::Relaxed) == wc.qp_num {
+            let streak = self.streak.load(Ordering::Relaxed);
+            self.streak.store(streak.saturating_add(1), Ordering::Relaxed);
+        } else {
+            self.favourite.store(wc.qp_num, Ordering::Relaxed);
+            self.streak.store(0, Ordering::Relaxed);
+        }
+        let at = self.clock.map_or(0, |clock| clock());
+        inner.ring.push_back(Entry { wc, key, tail, at });
+        event
+    }
+
+    /// The queue is full: these will never be polled.
+    #[cold]
+    fn lose(&self, inner: MutexGuard<'_, Inner, 22>, key: u32, lost: &[Completed]) {
+        let first = !self.overflowed.swap(true, Ordering::Relaxed);
+        let depth = inner.depth;
+        // (A place of a queue that completes in order becomes free with its next completion, if there is
+        // one.)
+        if let Some(Some(places)) = inner.work_queues.get(key as usize)
+            && places.in_any_order
+        {
+            lost.iter().for_each(|completed| places.free(completed.tail));
+        }
+        drop(inner);
+        if first {
+            // Once: the queue stays broken, and each queue pair that fails has an event of its own.
+            tracing::error!(
+                depth,
+                qpn = lost.first().map_or(0, |completed| completed.wc.qp_num),
+                "completion queue overflow: a completion is lost, because the program has not \
+                 polled; each queue pair that loses one fails"
+            );
+            self.async_sink.async_event(AsyncEvent { kind: EventKind::CqErr, cookie: self.cookie });
+            // The next poll says so.
+            drop(self.glances.end());
+        }
     }
 
     /// Adds a work queue whose completions come here; returns its key.

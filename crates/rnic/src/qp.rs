@@ -32,6 +32,6 @@ pub use rights::Source;
 pub use rnr::rnr_limit;
 pub use state::QpState;
 pub use uc::{UcCore, UcMessage, UcPlaced};
-pub use ud::{MAX_PAYLOAD as MAX_DATAGRAM, MOST_PAYLOAD as MOST_DATAGRAM, PeerError, UdCore};
+pub use ud::{MAX_PAYLOAD as MAX_DATAGRAM, MOST_PAYLOAD as MOST_DATAGRAM, PeerError, Receiving, Run, UdCore};
 
 pub use crate::queues::MAX_MESSAGE;

@@ -389,6 +389,12 @@ impl RecvQueue {
         self.slots.front()
     }
 
+    /// The only element of the scatter list of the oldest receive; none: it has another number of them.
+    #[inline]
+    pub fn front_sge(&self) -> Option<&Sge> {
+        self.slots.front().filter(|slot| slot.sges == 1).and_then(|_| self.sges.front())
+    }
+
     /// The scatter list of the oldest receive.
     pub fn front_sges(&self) -> impl Iterator<Item = &Sge> + use<'_> {
         let n = self.slots.front().map_or(0, |s| usize::from(s.sges)).min(self.sges.len());

@@ -187,6 +187,7 @@ impl Header {
 
     /// Reads the header at the start of a datagram. Checks the version before the length: another version may
     /// have a shorter header.
+    #[inline]
     pub fn parse(datagram: &[u8]) -> Result<Self, Error> {
         let &version = datagram.get(field::VERSION).ok_or(Error::Truncated)?;
         if version != VERSION {
@@ -204,6 +205,7 @@ impl Header {
     }
 
     /// Writes the header with version [`VERSION`] and the low 24 bits of the queue pair numbers.
+    #[inline]
     pub fn emit(&self, out: &mut [u8; Self::LEN]) {
         out[field::SOURCE_QPN].copy_from_slice(&self.source_qpn.to_be_bytes());
         out[field::DESTINATION_QPN].copy_from_slice(&self.destination_qpn.to_be_bytes());
@@ -215,6 +217,7 @@ impl Header {
     }
 
     /// The header as bytes.
+    #[inline]
     pub fn to_bytes(&self) -> [u8; Self::LEN] {
         let mut out = [0; Self::LEN];
         self.emit(&mut out);
@@ -227,6 +230,7 @@ impl Header {
     }
 
     /// Immediate data, if there is any.
+    #[inline]
     pub const fn immediate(&self) -> Option<u32> {
         if self.flags & FLAG_IMMEDIATE != 0 { Some(self.immediate) } else { None }
     }

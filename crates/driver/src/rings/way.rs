@@ -17,7 +17,7 @@ use rustix::io::Errno;
 use uwarp_llp::carrier::Watch;
 use uwarp_llp::memory::datagrams::{Inbox, Outbox, Put};
 use uwarp_llp::memory::lane::End;
-use uwarp_llp::udp::BATCH;
+use uwarp_llp::udp::RUN;
 use uwarp_process::Mutex;
 use uwarp_rnic::ah::Endpoint;
 use uwarp_rnic::mr::random_u32;
@@ -234,8 +234,7 @@ impl Way {
         outgoing: impl Iterator<Item = (&'a Endpoint, &'a [u8])>,
         udp: impl FnOnce(usize) -> Result<usize, Errno>,
     ) -> Result<Option<usize>, Errno> {
-        let alike =
-            outgoing.take(BATCH).take_while(|(next, _)| (next.to, next.from) == (first.to, first.from));
+        let alike = outgoing.take(RUN).take_while(|(next, _)| (next.to, next.from) == (first.to, first.from));
         let mut gate = self.gate.lock();
         let Gate { outbox, sent, lost, is_stopped, .. } = &mut *gate;
         let Some(outbox) = outbox else {

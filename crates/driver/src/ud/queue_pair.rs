@@ -28,9 +28,14 @@ const AT_ONCE: u32 = 1;
 /// for longer than a poller counts as alive. After so many posts without an empty poll, none does.
 const STAMP_EVERY: u32 = 8;
 const STAMPS_UNTIL: u32 = 512;
-/// Most that waits.
-const MOST_HELD: usize = 16;
-const MOST_HELD_BYTES: usize = 32 << 10;
+/// Most that waits: what goes in one call.
+const MOST_HELD: usize = udp::RUN;
+const MOST_HELD_BYTES: usize = udp::MOST_JOINED;
+/// So many posted together wait for no more: the program has gathered them itself.
+const LIST: usize = 16;
+/// As many datagrams of one route go in a call of their own. Fewer go with those of other routes: a call
+/// takes as long as the pieces of some datagrams.
+const LONG_RUN: usize = 8;
 
 pub(super) struct Inner {
     pub core: UdCore,
@@ -113,8 +118,9 @@ impl UdQp {
             return Err((0, VerbsError::Forked));
         }
         let mut inner = self.inner.lock();
-        let result = post_each(wrs, |wr| inner.core.post_send(wr));
-        self.send_posted(inner);
+        let before = inner.core.waiting().0;
+        let result = post_each(wrs, |wr| inner.core.post_next(wr));
+        self.send_posted(inner, before);
         result
     }
 
@@ -127,13 +133,16 @@ impl UdQp {
             return Err(VerbsError::Forked);
         }
         let mut inner = self.inner.lock();
+        let before = inner.core.waiting().0;
         let result = post_together(&mut inner.core, wrs, UdCore::check_send, UdCore::post_checked);
-        self.send_posted(inner);
+        self.send_posted(inner, before);
         result
     }
 
-    fn send_posted(&self, mut inner: MutexGuard<'_, Inner, 18>) {
-        if !self.goes_by_ring(&inner) && self.holds(&mut inner) {
+    /// Sends what was posted behind the first `before` that waited, or lets it wait for more.
+    fn send_posted(&self, mut inner: MutexGuard<'_, Inner, 18>, before: usize) {
+        inner.core.end_posts();
+        if !self.goes_by_ring(&inner) && self.holds(&mut inner, before) {
             return;
         }
         let sent = self.transmit(&mut inner);
@@ -144,13 +153,12 @@ impl UdQp {
     /// Whether what was posted goes by memory, as far as that is known: then it waits for nothing.
     #[inline]
     fn goes_by_ring(&self, inner: &Inner) -> bool {
-        self.port.rings.any()
-            && inner.core.outgoing().next().is_some_and(|(to, _)| inner.last.is_ring_to(to.to, to.from))
+        self.port.rings.any() && inner.core.first().is_some_and(|to| inner.last.is_ring_to(to.to, to.from))
     }
 
     /// Whether what was posted waits for more. A call to the system takes as long for one datagram as for
     /// several, and UCX posts its messages of many datagrams one by one.
-    fn holds(&self, inner: &mut Inner) -> bool {
+    fn holds(&self, inner: &mut Inner, before: usize) -> bool {
         let engine = &self.port.engine;
         let held = &engine.held;
         if inner.round != held.round() || inner.posts == 0 {
@@ -167,7 +175,7 @@ impl UdQp {
             engine.note_posts();
         }
         let (count, bytes) = inner.core.waiting();
-        if count >= MOST_HELD || bytes >= MOST_HELD_BYTES {
+        if count >= MOST_HELD || bytes >= MOST_HELD_BYTES || count - before.min(count) >= LIST {
             return false;
         }
         if !inner.held {
@@ -183,10 +191,12 @@ impl UdQp {
         let mut sent = 0;
         while !inner.blocked {
             let Inner { core, last, .. } = inner;
-            let Some(first) = core.outgoing().next().map(|(endpoint, _)| *endpoint) else { break };
+            let Some(first) = core.first().copied() else { break };
             let sent_some = match self.port.rings.way(first.to, first.from, last) {
-                Some(way) => way.send(&self.me, &first, core.outgoing(), |most| self.send_some(core, most)),
-                None => self.send_some(core, self.by_udp(core)).map(Some),
+                Some(way) => {
+                    way.send(&self.me, &first, core.outgoing(), |most| self.send_some(core, || most))
+                }
+                None => self.send_some(core, || self.by_udp(core)).map(Some),
             };
             match sent_some {
                 Ok(Some(n)) => {
@@ -227,20 +237,20 @@ impl UdQp {
         core.outgoing().skip(1).take(udp::BATCH - 1).take_while(|(to, _)| !concerns(to)).count() + 1
     }
 
-    /// Hands the first of what waits to the system, at most so many.
-    fn send_some(&self, core: &UdCore, most: usize) -> Result<usize, Errno> {
-        let routes: SmallVec<[Route; 2]> = core
-            .outgoing()
-            .take(most.min(udp::BATCH))
-            .map(|(endpoint, _)| Route { to: endpoint.to, from: endpoint.from })
-            .collect();
+    /// Hands the first of what waits to the system: a run, or `most` datagrams of any route.
+    fn send_some(&self, core: &UdCore, most: impl FnOnce() -> usize) -> Result<usize, Errno> {
+        let marks = |to: &Endpoint| Marks { traffic_class: to.marks.0, hop_limit: to.marks.1 };
+        let run = core.run(udp::RUN, udp::MOST_JOINED);
+        if let Some(run) = run.filter(|run| run.count >= LONG_RUN || run.count >= core.waiting().0) {
+            let route = Route { to: run.endpoint.to, from: run.endpoint.from };
+            return self.port.socket.send_run(&route, marks(run.endpoint), run.bytes, run.length);
+        }
+        let most = most().min(udp::BATCH);
+        let routes: SmallVec<[Route; 2]> =
+            core.outgoing().take(most).map(|(to, _)| Route { to: to.to, from: to.from }).collect();
         let batch: SmallVec<[Outgoing<'_>; 2]> =
             routes.iter().zip(core.outgoing()).map(|(route, (_, bytes))| Outgoing { route, bytes }).collect();
-        let marks: SmallVec<[Marks; 2]> = core
-            .outgoing()
-            .take(udp::BATCH)
-            .map(|(endpoint, _)| Marks { traffic_class: endpoint.marks.0, hop_limit: endpoint.marks.1 })
-            .collect();
+        let marks: SmallVec<[Marks; 2]> = core.outgoing().take(most).map(|(to, _)| marks(to)).collect();
         self.port.socket.send_marked(&batch, &marks)
     }
 

@@ -67,6 +67,45 @@ fn datagrams_that_the_system_splits_and_joins_arrive_as_they_were_sent() {
     }
 }
 
+/// One slot has what was sent together, or the datagrams come in several.
+#[test]
+fn a_slot_says_what_it_holds() {
+    let (a, b) = (Socket::bind(0).unwrap(), Socket::bind(0).unwrap());
+    b.make_room();
+    let route = Route { to: SocketAddr::from((Ipv4Addr::LOCALHOST, b.port().unwrap())), from: None };
+    let bytes: Vec<u8> = (0..95).collect();
+    assert_eq!(a.send_run(&route, Marks::default(), &bytes, 10), Ok(10));
+    let (mut buffer, mut got, mut count) = (vec![0; SLOT * 4], Vec::new(), 0);
+    while count < 10 {
+        wait(&b);
+        let received = b.receive_slots(&mut buffer, SLOT, 4, |slot| {
+            let incoming = slot.incoming();
+            let before = got.len();
+            assert_eq!(slot.each().map(|(_, each)| each.len).sum::<usize>(), incoming.len);
+            assert!(slot.datagrams().eq(slot.each().map(|(bytes, _)| bytes)));
+            assert!(!incoming.truncated && incoming.from.port() == a.port().unwrap());
+            got.extend(slot.datagrams().map(<[u8]>::to_vec));
+            assert_eq!(got.len() - before, slot.count());
+        });
+        count += received.unwrap().datagrams;
+    }
+    assert!(got.iter().map(|each| &each[..]).eq(bytes.chunks(10)));
+}
+
+#[test]
+fn only_the_last_datagram_of_a_slot_is_truncated() {
+    let from = SocketAddr::from((Ipv4Addr::LOCALHOST, 7));
+    let (to, bytes) = (from.ip(), [1; 25]);
+    let of = |len: usize, length, truncated| {
+        let incoming = Incoming { start: 100, len, from, to, interface: 0, truncated };
+        let slot = Slot::new(&bytes[..len], length, incoming);
+        slot.each().map(|(_, each)| (each.start, each.len, each.truncated)).collect::<Vec<_>>()
+    };
+    assert_eq!(of(25, 10, true), [(100, 10, false), (110, 10, false), (120, 5, true)]);
+    assert_eq!(of(20, 10, false), [(100, 10, false), (110, 10, false)]);
+    assert_eq!(of(0, 0, false), [(100, 0, false)], "one without a byte");
+}
+
 /// Also where the system does not cut: then at most a batch goes at once.
 #[test]
 fn datagrams_that_lie_one_behind_the_other_arrive_as_they_are() {
@@ -107,6 +146,8 @@ fn c16_marks_show_in_the_header_of_each_datagram() {
         // The second and third could be sent as one; the last one is beyond the end of the marks.
         let all = [marks(0x28, 0), marks(0xB8, 9), marks(0xB8, 9), marks(0, 77)];
         let batch = [Outgoing { route: &route, bytes: b"marked" }; 5];
+        assert_eq!(a.send_run(&route, marks(0x10, 8), b"markedmarked", 6), Ok(2));
+        assert_eq!([(); 2].map(|()| seen_marks(&b)), [(0x10, 8); 2]);
         assert_eq!(a.send_marked(&batch, &all), Ok(5));
         let seen: Vec<_> = (0..5).map(|_| seen_marks(&b)).collect();
         let usual = seen[0].1;

@@ -60,6 +60,12 @@ impl Messages {
         self.messages += 1;
         self.bytes += u64::from(bytes);
     }
+
+    /// One that was counted does not count after all.
+    pub(super) fn uncount(&mut self, bytes: u32) {
+        self.messages -= 1;
+        self.bytes -= u64::from(bytes);
+    }
 }
 
 impl Counters {

@@ -16,7 +16,7 @@ use std::sync::Arc;
 use super::attr::{QpAttr, QpInit, QpModify};
 use super::counters::Counters;
 use super::state::QpState;
-use crate::cq::{Outlet, Places};
+use crate::cq::{Completed, Outlet, Places};
 use crate::error::VerbsError;
 use crate::event::{AsyncEvent, AsyncSink, EventKind};
 use crate::mr::{Access, MrCache};
@@ -231,6 +231,14 @@ impl Shell {
         self.count_failure(&wc);
         let tail = self.rq.completes();
         self.overflowed |= !self.recv_cq.push(tail, wc, solicited);
+    }
+
+    /// As [`Self::complete_recv`] for receives that were taken out of the queue one behind the other: those
+    /// that succeeded. Returns how many completions were lost.
+    pub fn complete_recv_run(&mut self, run: &[Completed]) -> usize {
+        let lost = run.len() - self.recv_cq.push_run(run);
+        self.overflowed |= lost > 0;
+        lost
     }
 
     /// A completion was lost that the service has made itself.

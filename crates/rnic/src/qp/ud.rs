@@ -9,7 +9,9 @@
 //! pair.
 
 mod errors;
+mod receiving;
 mod recording;
+mod sending;
 mod writes;
 
 use std::collections::VecDeque;
@@ -17,33 +19,34 @@ use std::fmt;
 use std::net::{IpAddr, SocketAddr};
 use std::time::Instant;
 
-use uwarp_proto::datagram::{self, Head, Message};
-use uwarp_wire::crc::Crc32c;
+use uwarp_mem as mem;
+use uwarp_proto::datagram::{self, Head};
 use uwarp_wire::datagram::QPN_MULTICAST;
 use uwarp_wire::datagram::error::ErrorMessage;
 use uwarp_wire::datagram::record;
 
 pub use self::errors::PeerError;
 use self::errors::{ErrorQueue, Sent, Verdict};
+pub use self::receiving::Receiving;
 use self::recording::Recording;
-use self::writes::{Pieces, Write};
+pub use self::sending::Run;
+use self::sending::{RunEnd, Unsealed};
+use self::writes::Write;
 use super::attr::{QpAttr, QpInit, QpModify};
 use super::counters::Snapshot;
-use super::datagrams::{
-    Arrival, Dropped, Drops, GRH_LEN, UdSendWr, copy_in, copy_inline, copy_out, immediate_of, service_level,
-    total_len, write_grh,
-};
+use super::datagrams::{Arrival, Dropped, Drops, UdSendWr, copy_inline, copy_out, immediate_of, total_len};
 use super::records::{Record, Records};
 use super::rights::{Rights, Source};
 use super::shell::Shell;
 use super::state::QpState;
 use crate::ah::{Endpoint, port_of};
+use crate::cq::Completed;
 use crate::error::VerbsError;
 use crate::event::EventKind;
-use crate::mr::random_u32;
+use crate::mr::{Access, Part, random_u32};
 use crate::out::pool;
 use crate::trace;
-use crate::wr::{RecvWr, SendFlags, SendOp, SendWr, Wc, WcFlags, WcOpcode, WcStatus};
+use crate::wr::{RecvWr, SendFlags, SendOp, SendWr, Wc, WcOpcode, WcStatus};
 
 /// Payload of the largest message unless the program asks for more: the largest path MTU of the verbs.
 pub const MAX_PAYLOAD: u32 = 4096;
@@ -65,36 +68,8 @@ struct Pending {
     tail: Option<u32>,
     /// An RDMA Write-Record: many datagrams, none of which is in the staging buffer.
     write: Option<Box<Write>>,
-}
-
-/// See [`UdCore::outgoing`].
-struct Going<'a> {
-    pending: std::collections::vec_deque::Iter<'a, Pending>,
-    /// Of these, at most.
-    left: usize,
-    staged: &'a [u8],
-    at: usize,
-    pieces: Option<(&'a Endpoint, Pieces<'a>)>,
-}
-
-impl<'a> Iterator for Going<'a> {
-    type Item = (&'a Endpoint, &'a [u8]);
-
-    #[inline]
-    fn next(&mut self) -> Option<Self::Item> {
-        if let Some((to, pieces)) = &mut self.pieces {
-            return pieces.next().map(|bytes| (*to, bytes));
-        }
-        self.left = self.left.checked_sub(1)?;
-        let is_next = |datagram: &&Pending| datagram.status == WcStatus::Success && datagram.write.is_none();
-        let Some(datagram) = self.pending.next().filter(is_next) else {
-            self.left = 0;
-            return None;
-        };
-        let bytes = self.staged.get(self.at..self.at + datagram.len).unwrap_or(&[]);
-        self.at += datagram.len;
-        Some((&datagram.endpoint, bytes))
-    }
+    /// It can be sent in one call with the one before it ([`sending`]).
+    follows: bool,
 }
 
 /// A datagram queue pair without its socket.
@@ -102,14 +77,19 @@ pub struct UdCore {
     /// Its send queue only counts places; what waits is in `pending`.
     shell: Shell,
     pending: VecDeque<Pending>,
+    /// Of the last one of these.
+    run: RunEnd,
     staged: Vec<u8>,
     /// Bytes of `staged` that were sent.
     taken: usize,
+    unsealed: Unsealed,
     /// In SQD: how many of `pending` still go out.
     draining: usize,
     msn: u32,
     incarnation: u32,
     drops: Drops,
+    /// Completions of [`Receiving`] that are not in their queue yet.
+    arrived: Vec<Completed>,
     max_message: u32,
     /// Where the program wants to hear of Error Messages.
     errors: Option<Box<ErrorQueue>>,
@@ -126,12 +106,15 @@ impl UdCore {
         Ok(Self {
             shell: Shell::new(qpn, init),
             pending: VecDeque::new(),
+            run: RunEnd::default(),
             staged: Vec::new(),
             taken: 0,
+            unsealed: Unsealed::default(),
             draining: 0,
             msn: 0,
             incarnation: random_u32()?,
             drops: Drops::default(),
+            arrived: Vec::new(),
             max_message: MAX_PAYLOAD,
             errors: None,
             writes: 0,
@@ -356,7 +339,7 @@ impl UdCore {
     /// Nothing that waits is sent, and nobody is told.
     fn discard(&mut self) {
         self.pending.clear();
-        self.taken = 0;
+        (self.taken, self.unsealed) = (0, Unsealed::default());
         self.draining = 0;
         pool::give(std::mem::take(&mut self.staged));
     }
@@ -438,9 +421,24 @@ impl UdCore {
     /// An error in its memory or its length is reported by a completion; the queue pair then sends no more
     /// until the program moves it from SQE to RTS again.
     pub fn post_send(&mut self, ud: &UdSendWr<'_>) -> Result<(), VerbsError> {
+        let posted = self.post_next(ud);
+        self.end_posts();
+        posted
+    }
+
+    /// The same where more may follow at once; [`Self::end_posts`] comes behind the last one.
+    #[inline]
+    pub fn post_next(&mut self, ud: &UdSendWr<'_>) -> Result<(), VerbsError> {
         self.check_send(ud, 0)?;
         self.post_checked(ud);
         Ok(())
+    }
+
+    /// No more follow: the memory that they named can be deregistered.
+    #[inline]
+    pub fn end_posts(&mut self) {
+        self.shell.local.end_use();
+        self.seal();
     }
 
     /// Whether a datagram can be posted behind `ahead` others, which have been checked and come first.
@@ -470,7 +468,7 @@ impl UdCore {
         Ok(())
     }
 
-    /// Posts a datagram that [`Self::check_send`] has allowed.
+    /// Posts a datagram that [`Self::check_send`] has allowed. [`Self::end_posts`] comes behind the last one.
     pub fn post_checked(&mut self, ud: &UdSendWr<'_>) {
         let wr = &ud.wr;
         self.shell.sq.pass();
@@ -492,11 +490,22 @@ impl UdCore {
             },
         };
         let write = is_write.then(|| self.write(ud, payload, &endpoint)).flatten();
-        self.pending.push_back(Pending { endpoint, wr_id: wr.wr_id, status, len, payload, tail, write });
-        if status != WcStatus::Success {
-            self.stop_sending();
-            self.settle();
-        } else if is_write {
+        let follows = len > 0 && self.follows(ud, &endpoint, len);
+        self.pending.push_back(Pending {
+            endpoint,
+            wr_id: wr.wr_id,
+            status,
+            len,
+            payload,
+            tail,
+            write,
+            follows,
+        });
+        if status != WcStatus::Success || is_write {
+            self.end_posts();
+            if status != WcStatus::Success {
+                self.stop_sending();
+            }
             self.settle();
         }
     }
@@ -553,9 +562,8 @@ impl UdCore {
             self.staged.truncate(start);
             return None;
         }
-        let mut crc = Crc32c::new();
-        crc.update(self.staged.get(start..).unwrap_or(&[]));
-        self.staged.extend_from_slice(&datagram::trailer(crc.finish()));
+        self.staged.extend_from_slice(&[0; datagram::TRAILER_LEN]);
+        self.seal_later(start);
         // Nobody reports a message to a group.
         if let Some(errors) = self.errors.as_mut().filter(|_| !ud.ah.is_group()) {
             let (to, remote_qpn) = (ud.ah.endpoint(ud.remote_qpn).to.ip(), ud.remote_qpn & QPN_MULTICAST);
@@ -568,6 +576,7 @@ impl UdCore {
     /// Moving less than was sent since the last time, it costs each byte one more copy at most.
     fn forget_taken(&mut self) {
         if self.taken >= MOST_TAKEN && self.taken >= self.staged.len() / 2 {
+            self.seal();
             self.staged.drain(..self.taken);
             self.taken = 0;
         }
@@ -579,27 +588,17 @@ impl UdCore {
             return true;
         }
         let Shell { local, pd, .. } = &mut self.shell;
-        copy_out(local, pd.id(), wr.sges.iter(), 0, payload, &mut self.staged)
-    }
-
-    /// The datagrams that the lower layer is to send now, oldest first.
-    #[inline]
-    pub fn outgoing(&self) -> impl Iterator<Item = (&Endpoint, &[u8])> {
-        let most = match self.shell.attr.state {
-            QpState::Rts | QpState::Sqe => self.pending.len(),
-            QpState::Sqd => self.draining,
-            _ => 0,
-        };
-        let first = self.pending.front().filter(|first| most > 0 && first.write.is_some());
-        let pieces = first.filter(|first| first.status == WcStatus::Success);
-        Going {
-            pending: self.pending.iter(),
-            // Those of an RDMA Write-Record stand alone.
-            left: if first.is_some() { 0 } else { most },
-            staged: &self.staged,
-            at: self.taken,
-            pieces: pieces.and_then(|first| Some((&first.endpoint, first.write.as_ref()?.outgoing()))),
+        if let [sge] = wr.sges
+            && sge.length > 0
+        {
+            // Nearly always; and more of the same region follows in a list.
+            let part = Part { stag: sge.lkey, to: sge.addr, len: sge.length as usize };
+            let staged = &mut self.staged;
+            let copied =
+                local.with_more(part, pd.id(), Access::empty(), |memory| mem::copy_out(memory, staged));
+            return matches!(copied, Ok(Ok(())));
         }
+        copy_out(local, pd.id(), wr.sges.iter(), 0, payload, &mut self.staged)
     }
 
     /// Work requests that wait for the lower layer, and the bytes of their datagrams.
@@ -619,13 +618,27 @@ impl UdCore {
             if self.is_piece_only() {
                 continue;
             }
-            let Some(datagram) = self.next_pending() else { return };
+            let Some(datagram) = self.pending.front() else { return };
+            let (payload, tail) = (datagram.payload, datagram.tail);
             let sent = &mut self.shell.counters.sent;
             let of = if datagram.write.is_some() { &mut sent.write } else { &mut sent.send };
-            of.count(datagram.payload);
-            self.complete_pending(&datagram);
+            of.count(payload);
+            if tail.is_none() {
+                // Of a list, all but the last, most likely.
+                self.pass_next(datagram.len);
+            } else if let Some(datagram) = self.next_pending() {
+                self.complete_pending(&datagram);
+            }
         }
         self.settle();
+    }
+
+    /// The first of the pending ones is not needed any more.
+    #[inline]
+    fn pass_next(&mut self, len: usize) {
+        self.pending.pop_front();
+        self.taken += len;
+        self.draining = self.draining.saturating_sub(1);
     }
 
     /// The first of [`Self::outgoing`] has gone. Whether it is a part of a message of which more follows.
@@ -680,19 +693,6 @@ impl UdCore {
         }
     }
 
-    fn trace_arrival(&self, message: &Message<'_>, arrival: &Arrival, placed: Result<(), Dropped>) {
-        let Head { source_qpn, destination_qpn, .. } = message.head;
-        trace::datagram(trace::Datagram {
-            qpn: Some(self.shell.qpn),
-            way: trace::Way::In,
-            peer: SocketAddr::new(arrival.from, port_of(source_qpn)),
-            group: (destination_qpn == QPN_MULTICAST).then_some(arrival.to),
-            head: &message.head.to_bytes(),
-            len: datagram::OVERHEAD + message.payload.len(),
-            dropped: placed.as_ref().err().map(|why| why as &dyn fmt::Display),
-        });
-    }
-
     fn next_pending(&mut self) -> Option<Pending> {
         let datagram = self.pending.pop_front()?;
         self.taken += datagram.len;
@@ -704,69 +704,6 @@ impl UdCore {
     pub fn post_recv(&mut self, wr: &RecvWr<'_>) -> Result<(), VerbsError> {
         self.shell.post_recv(wr)?;
         self.check_overflow();
-        Ok(())
-    }
-
-    /// Places a message into the next receive, or drops it.
-    pub fn deliver(&mut self, message: &Message<'_>, arrival: &Arrival) -> Result<(), Dropped> {
-        let placed = self.place(message, arrival);
-        if trace::is_on() {
-            self.trace_arrival(message, arrival, placed);
-        }
-        match placed {
-            Ok(()) => {}
-            Err(dropped) => self.drops.count(dropped),
-        }
-        placed
-    }
-
-    fn place(&mut self, message: &Message<'_>, arrival: &Arrival) -> Result<(), Dropped> {
-        if !self.shell.receives() {
-            return Err(Dropped::State);
-        }
-        if message.head.qkey != self.shell.attr.qkey {
-            return Err(Dropped::Qkey);
-        }
-        let payload = u32::try_from(message.payload.len()).unwrap_or(u32::MAX);
-        let byte_len = payload.saturating_add(GRH_LEN);
-        if let Some(srq) = &self.shell.srq {
-            match srq.take_for_datagram(self.shell.qpn, byte_len, &mut self.shell.rq) {
-                Some(true) => {}
-                Some(false) => return Err(Dropped::NoReceive),
-                None => return Err(Dropped::TooLong),
-            }
-        }
-        let Some(room) = self.shell.rq.front().map(|recv| recv.total) else { return Err(Dropped::NoReceive) };
-        if byte_len > room {
-            return Err(Dropped::TooLong);
-        }
-        let len = datagram::OVERHEAD + message.payload.len();
-        let pd = self.shell.recv_pd();
-        let Shell { local, rq, .. } = &mut self.shell;
-        let good = write_grh(local, pd, rq.front_sges(), arrival, len)
-            && copy_in(local, pd, rq.front_sges(), GRH_LEN, message.payload);
-        let Some(recv) = self.shell.rq.pop() else { return Ok(()) };
-        if !good {
-            // The program's own mistake, as with every service.
-            self.complete_recv(
-                Wc::new(recv.wr_id, WcStatus::LocProtErr, WcOpcode::Recv, self.shell.qpn),
-                false,
-            );
-            self.enter(QpState::Err, false);
-            return Ok(());
-        }
-        self.shell.counters.received.send.count(payload);
-        let mut wc = Wc::new(recv.wr_id, WcStatus::Success, WcOpcode::Recv, self.shell.qpn);
-        wc.byte_len = byte_len;
-        wc.src_qp = message.head.source_qpn;
-        wc.slid = arrival.slid;
-        wc.sl = service_level(arrival);
-        wc.flags = WcFlags::GRH;
-        if let Some(imm) = message.head.immediate {
-            wc.flags |= WcFlags::WITH_IMM;
-            wc.imm_or_inv = u32::from_ne_bytes(imm);
-        }
-        self.complete_recv(wc, message.head.solicited);
         Ok(())
     }
 

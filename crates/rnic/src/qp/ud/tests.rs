@@ -1,4 +1,5 @@
 mod records;
+mod runs;
 
 use std::net::{Ipv4Addr, Ipv6Addr};
 use std::sync::{Arc, Mutex};
@@ -13,7 +14,7 @@ use crate::mr::{Access, Mr};
 use crate::pd::Pd;
 use crate::qp::QpCaps;
 use crate::srq::{Srq, SrqInit};
-use crate::wr::{SendOp, Sge};
+use crate::wr::{SendOp, Sge, WcFlags};
 
 #[derive(Default)]
 struct Events(Mutex<Vec<EventKind>>);
@@ -44,6 +45,10 @@ impl End {
     }
 
     fn with(srq: Option<Arc<Srq>>, cq_depth: u32) -> Self {
+        Self::with_caps(srq, cq_depth, CAPS)
+    }
+
+    fn with_caps(srq: Option<Arc<Srq>>, cq_depth: u32, caps: QpCaps) -> Self {
         let pd = Pd::new();
         let events = Arc::new(Events::default());
         let cq = Cq::new(cq_depth, 0, None, events.clone());
@@ -52,7 +57,7 @@ impl End {
             send_cq: cq.clone(),
             recv_cq: cq.clone(),
             srq,
-            caps: CAPS,
+            caps,
             sq_sig_all: false,
             cookie: 0,
             async_sink: events.clone(),

@@ -91,6 +91,12 @@ impl Write {
         }
     }
 
+    /// The same together: the length that all of them have, but the last, how many, and the bytes.
+    pub fn waiting(&self) -> Option<(usize, usize, &[u8])> {
+        let waiting = self.waiting.get(self.sent..)?;
+        Some((*waiting.first()?, waiting.len(), self.staged.get(self.taken..)?))
+    }
+
     /// The first of them has gone. Returns whether it was the last of the message.
     pub fn passed(&mut self) -> bool {
         self.taken += self.waiting.get(self.sent).copied().unwrap_or(0);
