@@ -301,7 +301,8 @@ impl Nic {
         if let Some(known) = ports.get(&NO_PORT).and_then(Weak::upgrade) {
             return Ok(known);
         }
-        let new = StreamPort::of(&self.datagram_port_of_service(NO_PORT, None)?).map_err(|_| Errno::NOBUFS)?;
+        let new =
+            StreamPort::of(&self.datagram_port_of_service(NO_PORT, None)?).map_err(|_| Errno::NOBUFS)?;
         ports.insert(NO_PORT, Arc::downgrade(&new));
         Ok(new)
     }
