@@ -27,11 +27,7 @@ pub fn carrier() -> &'static dyn Carrier {
 
 /// What is bound to a port in TCP, as [`carrier`] would have bound it.
 pub fn with_rules(tcp: Box<dyn Bound>) -> Box<dyn Bound> {
-    if Config::get().links.may_choose_rd() { either(tcp, None) } else { tcp }
-}
-
-fn either(tcp: Box<dyn Bound>, udp: Option<udp::Socket>) -> Box<dyn Bound> {
-    Box::new(Either { tcp, udp })
+    if Config::get().links.may_choose_rd() { Box::new(Either { tcp, _kept: None }) } else { tcp }
 }
 
 /// Ports that are tried until one is free in UDP.
@@ -42,25 +38,53 @@ struct ByRule;
 impl Carrier for ByRule {
     /// A port that the system chooses is taken in UDP, too: the program may listen on it.
     fn bind(&self, at: &Bind) -> Result<Box<dyn Bound>, Errno> {
-        let mut bound = Tcp.bind(at)?;
-        let mut udp = None;
+        let mut tcp = Tcp.bind(at)?;
+        let mut kept = None;
         if at.address.port() == 0 && at.port != TakePort::AtConnect {
             for _ in 0..TRIES {
-                udp = udp::Socket::bind(bound.local().port()).ok();
-                if udp.is_some() {
+                let port = tcp.local().port();
+                if let Ok(udp) = udp::Socket::bind(port) {
+                    kept = Some(Kept::new(port, udp));
                     break;
                 }
-                bound = Tcp.bind(at)?;
+                tcp = Tcp.bind(at)?;
             }
         }
-        Ok(either(bound, udp))
+        Ok(Box::new(Either { tcp, _kept: kept }))
     }
 }
 
 struct Either {
     tcp: Box<dyn Bound>,
-    /// The port of the same number, so that nobody else has it when the program listens.
-    udp: Option<udp::Socket>,
+    _kept: Option<Kept>,
+}
+
+/// A port in UDP that is kept for whatever listens on the one of the same number in TCP: so no other process
+/// has it when the program listens. It is in [`KNOWN`] until then, and no longer than this.
+struct Kept(u64);
+
+impl Kept {
+    fn new(port: u16, socket: udp::Socket) -> Self {
+        let mut known = KNOWN.lock();
+        known.count += 1;
+        // A forked child may drop what its parent has made, and counts anew.
+        let name = u64::from(std::process::id()) << 32 | known.count;
+        known.kept.push((name, port, socket));
+        Self(name)
+    }
+
+    /// The socket of this port, whoever has bound it.
+    fn take(port: u16) -> Option<udp::Socket> {
+        let mut known = KNOWN.lock();
+        let at = known.kept.iter().position(|(_, of, _)| *of == port)?;
+        Some(known.kept.swap_remove(at).2)
+    }
+}
+
+impl Drop for Kept {
+    fn drop(&mut self) {
+        KNOWN.lock().kept.retain(|(name, ..)| *name != self.0);
+    }
 }
 
 impl Bound for Either {
@@ -72,14 +96,14 @@ impl Bound for Either {
         self.tcp.set_tos(tos)
     }
 
-    fn listen(mut self: Box<Self>, backlog: usize) -> Result<Box<dyn Listening>, (Errno, Box<dyn Bound>)> {
+    fn listen(self: Box<Self>, backlog: usize) -> Result<Box<dyn Listening>, (Errno, Box<dyn Bound>)> {
         let local = self.local();
         if !Config::get().links.may_choose_rd_at(local.port()) {
             return self.tcp.listen(backlog).map_err(|(errno, tcp)| (errno, with_rules(tcp)));
         }
         let service = u32::from(local.port());
         let at = local.ip().to_canonical();
-        let udp = self.udp.take();
+        let udp = Kept::take(local.port());
         let rd = device().and_then(|nic| nic.stream_port_at(local.port(), udp)?.listen(service, at));
         match rd {
             Ok(rd) => match self.tcp.listen(backlog) {
@@ -139,16 +163,25 @@ fn plain(address: SocketAddr) -> SocketAddr {
     }
 }
 
-/// The device, for a caller that may hold locks.
-static DEVICE: PerProcess<Mutex<Weak<Nic>, 29>> = PerProcess::new(Mutex::default);
+#[derive(Default)]
+struct Known {
+    /// The device, for a caller that may hold locks.
+    device: Weak<Nic>,
+    /// Ports of UDP by the names of those who keep them.
+    kept: Vec<(u64, u16, udp::Socket)>,
+    /// How many there were.
+    count: u64,
+}
+
+static KNOWN: PerProcess<Mutex<Known, 29>> = PerProcess::new(Mutex::default);
 
 /// The device is open.
 pub(crate) fn begin(nic: &Arc<Nic>) {
-    *DEVICE.lock() = Arc::downgrade(nic);
+    KNOWN.lock().device = Arc::downgrade(nic);
 }
 
 fn device() -> Result<Arc<Nic>, Errno> {
-    DEVICE.lock().upgrade().ok_or(Errno::NODEV)
+    KNOWN.lock().device.upgrade().ok_or(Errno::NODEV)
 }
 
 /// A port of both.

@@ -351,7 +351,7 @@ impl Exchanges {
     fn transmit(&self, turn: &mut Turn, now: &Now) {
         let mut port = None;
         loop {
-            while turn.outbox.room() > 0 && turn.make_packet(now) {}
+            while turn.outbox.wants_more() && turn.make_packet(now) {}
             if turn.outbox.is_blocked || turn.outbox.is_empty() {
                 return;
             }
@@ -612,10 +612,12 @@ impl Turn {
 
     /// Makes a packet for the outbox; returns whether there was one to make.
     fn make_packet(&mut self, now: &Now) -> bool {
-        self.packet.allow(self.outbox.room());
+        let (packets, bytes) = self.outbox.room();
+        self.packet.allow(packets, bytes);
         let Some(route) = self.machine.poll_transmit(now, &mut self.packet) else { return false };
         if self.packet.packets() > 1 {
             self.put_run(now, route);
+            self.act(now);
             return true;
         }
         let start = self.outbox.bytes.len();

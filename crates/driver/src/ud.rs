@@ -60,8 +60,8 @@ const MANY: usize = 4;
 /// Where datagrams come by memory, one look in this number is at the socket, too. The system watches it.
 const SOCKET_EVERY: u32 = 16;
 
-/// After this number of datagrams were sent and no thread has received, the sender receives. Those of a list
-/// go in one call, which takes as long as some alone: they count as these.
+/// After this number of datagrams were sent and no thread has received, the sender receives. Those that go in
+/// one call take as long as some alone: they count as these.
 const LOOK_AFTER: usize = 32;
 const LIST_COUNTS: usize = 8;
 
@@ -383,7 +383,7 @@ impl DatagramPort {
     /// A thread that posts without end must not lose what comes meanwhile: the system's room for it is
     /// bounded.
     pub(crate) fn has_sent(&self, count: usize) {
-        if self.sent.fetch_add(count.min(LIST_COUNTS), Ordering::Relaxed) >= LOOK_AFTER {
+        if self.sent.fetch_add(count, Ordering::Relaxed) >= LOOK_AFTER {
             let _ = self.make_progress(false);
         }
     }

@@ -45,11 +45,15 @@ impl End {
     }
 
     fn send(&self, to: u16, inline: &[u8]) {
+        self.send_with(to, inline, SendFlags::SIGNALED);
+    }
+
+    fn send_with(&self, to: u16, inline: &[u8], flags: SendFlags) {
         let ah = Ah::new(&self.pd, SocketAddr::from((Ipv4Addr::LOCALHOST, 0)), None);
         let addr = inline.as_ptr().expose_provenance() as u64;
         let sges = [Sge { addr, length: inline.len() as u32, lkey: 0 }];
         let op = SendOp::Send { invalidate: None };
-        let wr = SendWr { wr_id: 7, op, flags: SendFlags::SIGNALED | SendFlags::INLINE, sges: &sges };
+        let wr = SendWr { wr_id: 7, op, flags: flags | SendFlags::INLINE, sges: &sges };
         let wr = UdSendWr { wr, ah: &ah, remote_qpn: u32::from(to) << 8, remote_qkey: QKEY, job_key: None };
         self.qp.post_send(std::iter::once(wr)).map_err(|(_, e)| e).unwrap();
     }
@@ -104,6 +108,22 @@ fn a_program_that_never_calls_again() {
     let (end, peer) = (End::new(), peer());
     end.hold(&peer);
     arrives(&peer);
+}
+
+/// What waits is no reason to refuse a post of a program that asks for no completion and polls nothing.
+#[test]
+fn a_send_queue_that_is_shorter_than_what_may_wait() {
+    let (end, peer) = (End::new(), peer());
+    end.hold(&peer);
+    arrives(&peer);
+    let (own, mut completed) = (peer.local_addr().unwrap().port(), 0);
+    let limit = Instant::now() + LIMIT;
+    while completed < 3 {
+        assert!(Instant::now() < limit, "{completed} of 3 completed");
+        end.nic.poll_cq(&end.cq, 64, |_| completed += 1);
+    }
+    // One that is refused panics here.
+    (0..1000).for_each(|_| end.send_with(own, b"", SendFlags::empty()));
 }
 
 #[test]

@@ -6,6 +6,7 @@ use uwarp_proto::clock::Now;
 use uwarp_proto::rd::{
     Action, Arrival, Config, Failure, Outgoing, PacketBuf, Placed, QpnPair, Rd, Route, Target, Ticket,
 };
+use uwarp_wire::rd::chunk::Reason;
 use uwarp_wire::rd::segment::First;
 
 const MS: Duration = Duration::from_millis(1);
@@ -48,6 +49,9 @@ struct World {
     /// When, to whom, what.
     flying: Vec<(Duration, usize, Vec<u8>)>,
     sent: u32,
+    sent_by: [u32; 2],
+    /// What becomes of segments that arrive.
+    placed: Placed,
 }
 
 impl World {
@@ -60,7 +64,8 @@ impl World {
             finished: Vec::new(),
             arrivals: Vec::new(),
         };
-        Self { start, now: Duration::ZERO, hosts: [host(0), host(1)], flying: Vec::new(), sent: 0 }
+        let (now, hosts, flying) = (Duration::ZERO, [host(0), host(1)], Vec::new());
+        Self { start, now, hosts, flying, sent: 0, sent_by: [0; 2], placed: Placed::Done }
     }
 
     fn at(&self) -> Now {
@@ -75,14 +80,18 @@ impl World {
                 let host = &mut self.hosts[from];
                 host.settle();
                 let mut packet = PacketBuf::new();
+                packet.allow(44, 65_000);
                 while host.rd.poll_transmit(&now, &mut packet).is_some() {
-                    let mut bytes = Vec::new();
-                    packet.assemble(0, &mut bytes, |part, out| out.resize(out.len() + part.len as usize, 7));
-                    host.settle();
-                    self.sent += 1;
-                    if !lost(self.sent) {
-                        self.flying.push((self.now + MS / 2, 1 - from, bytes));
+                    for nth in 0..packet.packets() {
+                        let (mut bytes, zeros) = (Vec::new(), |len| std::iter::repeat_n(7, len as usize));
+                        packet.assemble(nth, &mut bytes, |part, out| out.extend(zeros(part.len)));
+                        self.sent += 1;
+                        self.sent_by[from] += 1;
+                        if !lost(self.sent) {
+                            self.flying.push((self.now + MS / 2, 1 - from, bytes));
+                        }
                     }
+                    host.settle();
                 }
             }
             let timers = self.hosts.iter().filter_map(|host| host.rd.poll_timeout());
@@ -101,7 +110,7 @@ impl World {
                 host.rd.handle_input(&now, host.route, &bytes, &mut arrivals);
                 for arrival in arrivals {
                     let mut more = Vec::new();
-                    host.rd.on_placed(&now, &arrival, Placed::Done, &mut more);
+                    host.rd.on_placed(&now, &arrival, self.placed, &mut more);
                     assert!(more.is_empty());
                     host.arrivals.push(arrival);
                 }
@@ -154,6 +163,23 @@ fn contact_from_both_sides_loses_nothing() {
     }
 }
 
+/// Each message of no flow is told of by itself, and all of them at once.
+#[test]
+fn refused_messages_are_given_up_together() {
+    let mut world = World::new();
+    world.hosts[0].post(&world.at(), 10, false);
+    world.run(Duration::from_secs(1), |_| false);
+    world.placed = Placed::Refused(Reason::Access);
+    (0..16).for_each(|_| {
+        world.hosts[0].post(&world.at(), 10, false);
+    });
+    let before = world.sent_by[0];
+    world.run(world.now + MS * 3 / 2, |_| false);
+    assert_eq!(world.hosts[0].finished.len(), 17);
+    let sent = world.sent_by[0] - before;
+    assert!(sent >= 17, "{sent} packets, where 16 messages of which the peer must hear take one each");
+}
+
 #[test]
 fn a_long_message_leaves_in_order_and_beside_reliable_ones() {
     let mut world = World::new();
@@ -170,6 +196,12 @@ fn a_long_message_leaves_in_order_and_beside_reliable_ones() {
         };
     }
     assert_eq!(at, 1 << 20);
+    let mut behind = 0;
+    // (Behind the contact, which carries reliable ones alone.)
+    for arrival in world.hosts[1].arrivals.iter().skip_while(|arrival| !arrival.unrepeated) {
+        behind = if arrival.unrepeated { 0 } else { behind + 1 };
+        assert!(behind <= 2, "packets of both take turns");
+    }
     // The reliable one, posted later and shorter, did not wait for the end of the other.
     assert_eq!(world.hosts[0].finished, [(reliable, Ok(())), (long, Ok(()))]);
 }

@@ -45,13 +45,17 @@ impl Outbox {
         }
     }
 
-    /// How many packets there is room for beside those that wait: what one call sends goes out before the
-    /// next packets are made. Packets that are longer than the first one count like it.
-    pub fn room(&self) -> usize {
-        let len = self.waiting.front().map_or(1, |first| first.len);
+    /// How many packets there is room for beside those that wait, and how many bytes: what one call sends
+    /// goes out before the next packets are made.
+    pub fn room(&self) -> (usize, usize) {
         let waits = self.bytes.len() - self.taken;
-        let of_bytes = udp::MOST_JOINED.saturating_sub(waits) / len.max(1);
-        MOST_WAITING.saturating_sub(self.packets).min(of_bytes)
+        (MOST_WAITING.saturating_sub(self.packets), udp::MOST_JOINED.saturating_sub(waits))
+    }
+
+    /// Whether there is room for another packet, as long as the first of those that wait.
+    pub fn wants_more(&self) -> bool {
+        let (packets, bytes) = self.room();
+        packets > 0 && self.waiting.front().map_or(0, |first| first.len) <= bytes
     }
 
     /// Where the first packets go, their bytes and the length of each: as many as one call of the system
@@ -125,11 +129,11 @@ mod tests {
     #[test]
     fn packets_of_one_length_go_together_and_a_shorter_one_ends_them() {
         let mut outbox = Outbox::default();
-        assert_eq!((outbox.room(), outbox.is_empty()), (MOST_WAITING, true));
+        assert_eq!((outbox.room(), outbox.wants_more()), ((MOST_WAITING, udp::MOST_JOINED), true));
         for (port, len, byte) in [(1, 9, 1), (1, 9, 2), (1, 5, 3), (1, 9, 4), (2, 9, 5), (2, 10, 6)] {
             add(&mut outbox, port, len, byte);
         }
-        assert_eq!(outbox.room(), MOST_WAITING - 6);
+        assert_eq!(outbox.room(), (MOST_WAITING - 6, udp::MOST_JOINED - 51));
         assert_eq!(take(&mut outbox), (1, 23, vec![1, 2, 3]));
         assert_eq!(take(&mut outbox), (1, 9, vec![4]));
         assert_eq!(take(&mut outbox), (2, 9, vec![5]));
@@ -142,7 +146,7 @@ mod tests {
     fn the_system_takes_so_many_bytes_at_a_time() {
         let mut outbox = Outbox::default();
         (0..10).for_each(|byte| add(&mut outbox, 1, 9000, byte));
-        assert_eq!(outbox.room(), 0);
+        assert_eq!((outbox.room(), outbox.wants_more()), ((MOST_WAITING - 10, 0), false));
         assert_eq!(take(&mut outbox), (1, 63_000, (0..7).collect()));
         outbox.took(1);
         assert_eq!(

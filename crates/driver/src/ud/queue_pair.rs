@@ -13,7 +13,7 @@ use uwarp_rnic::{RecvWr, VerbsError};
 
 use super::records::RecordTimer;
 use super::unclaimed::Rate;
-use super::{AwaitsRoom, Carried, DatagramPort};
+use super::{AwaitsRoom, Carried, DatagramPort, LIST_COUNTS};
 use crate::held::Holder;
 use crate::nic::Nic;
 use crate::pair::QueuePair;
@@ -175,7 +175,8 @@ impl UdQp {
             engine.note_posts();
         }
         let (count, bytes) = inner.core.waiting();
-        if count >= MOST_HELD || bytes >= MOST_HELD_BYTES || count - before.min(count) >= LIST {
+        let is_much = count >= MOST_HELD || bytes >= MOST_HELD_BYTES || inner.core.is_full();
+        if is_much || count - before.min(count) >= LIST {
             return false;
         }
         if !inner.held {
@@ -186,7 +187,8 @@ impl UdQp {
         true
     }
 
-    /// Hands what waits to the system, as long as that takes it; returns how many datagrams it took.
+    /// Hands what waits to the system, as long as that takes it; returns for how many datagrams alone that
+    /// counts ([`DatagramPort::has_sent`]).
     fn transmit(&self, inner: &mut Inner) -> usize {
         let mut sent = 0;
         while !inner.blocked {
@@ -201,7 +203,7 @@ impl UdQp {
             match sent_some {
                 Ok(Some(n)) => {
                     inner.core.sent(n);
-                    sent += n;
+                    sent += n.min(LIST_COUNTS);
                 }
                 // The way knows.
                 Ok(None) => inner.blocked = true,

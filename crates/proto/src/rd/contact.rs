@@ -774,6 +774,8 @@ impl Rd {
             if exchange.path.take_question() {
                 self.actions.push(Action::AskLength { route });
             }
+            // An attempt beside it may have something to send.
+            let made = if peer.attempt.is_some() { Made::More } else { made };
             return Some((route, made));
         }
         let attempt = peer.attempt.as_mut()?;

@@ -361,8 +361,14 @@ impl Exchange {
                     if may_go_on && self.streams.goes_on(stream) {
                         handled.more = joined.take_followers(&bytes, &mut heard.at_once);
                     }
-                    let pieces = Pieces::new(bytes, joined.datagram.len(), handled.more);
-                    heard.is_dropped |= !self.on_stream(stream, &pieces, services);
+                    let pieces = |more| Pieces::new(bytes.clone(), joined.datagram.len(), more);
+                    let mut is_taken = self.on_stream(stream, &pieces(handled.more), services);
+                    if !is_taken && handled.more > 0 {
+                        // There may be room for the first of them.
+                        handled.more = 0;
+                        is_taken = self.on_stream(stream, &pieces(0), services);
+                    }
+                    heard.is_dropped |= !is_taken;
                 }
                 other => self.on_other(now, other, &mut heard, actions),
             }

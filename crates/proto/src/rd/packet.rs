@@ -27,8 +27,9 @@ pub struct PacketBuf {
     last_segment: Option<usize>,
     /// The packet is in `heads`, with its CRC.
     is_sealed: bool,
-    /// Further packets that may be made with the next one.
+    /// Further packets that may be made with the next one, and bytes of all.
     most_more: u32,
+    most_bytes: usize,
     /// Those that were made with this one, and whether the last of them asks for an acknowledgement.
     run: Option<Run>,
     more: u32,
@@ -41,9 +42,11 @@ impl PacketBuf {
         Self::default()
     }
 
-    /// Lets the next one be up to so many packets to the same peer, the later ones all as long as the first.
-    pub fn allow(&mut self, packets: usize) {
+    /// Lets the next one be up to so many packets to the same peer, all of one length, with so many bytes; in
+    /// any case it is one.
+    pub fn allow(&mut self, packets: usize, bytes: usize) {
         self.most_more = u32::try_from(packets.saturating_sub(1)).unwrap_or(u32::MAX);
+        self.most_bytes = bytes;
     }
 
     /// How many packets there are.
@@ -211,7 +214,9 @@ impl PacketBuf {
             return 0;
         }
         self.run = Run::of(&self.heads, self.payload_len);
-        self.run.as_ref().map_or(0, |run| run.most().min(self.most_more))
+        let of_bytes = (self.most_bytes / self.packet_len()).saturating_sub(1);
+        let most = self.most_more.min(u32::try_from(of_bytes).unwrap_or(u32::MAX));
+        self.run.as_ref().map_or(0, |run| run.most().min(most))
     }
 
     /// There is one more.

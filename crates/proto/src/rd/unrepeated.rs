@@ -125,7 +125,7 @@ impl Exchange {
         self.outgoing.is_empty() && self.unrepeated.is_empty()
     }
 
-    fn has_unrepeated(&self) -> bool {
+    pub(super) fn has_unrepeated(&self) -> bool {
         !self.unrepeated.is_empty() && self.phase != Phase::Opening
     }
 

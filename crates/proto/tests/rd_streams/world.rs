@@ -211,7 +211,7 @@ impl World {
             for from in 0..2 {
                 self.hosts[from].events(&now, &[]);
                 let mut packet = PacketBuf::new();
-                packet.allow(1 + self.draw(44) as usize);
+                packet.allow(1 + self.draw(44) as usize, 65_000);
                 while self.hosts[from].rd.poll_transmit(&now, &mut packet).is_some() {
                     self.made_together = self.made_together.max(packet.packets());
                     for nth in 0..packet.packets() {
@@ -221,7 +221,7 @@ impl World {
                         assert!(bytes.len() <= 1472, "{}", bytes.len());
                         self.emit(1 - from, bytes);
                     }
-                    packet.allow(1 + self.draw(44) as usize);
+                    packet.allow(1 + self.draw(44) as usize, 65_000);
                 }
             }
             let timers = self.hosts.iter().filter_map(|host| host.rd.poll_timeout());

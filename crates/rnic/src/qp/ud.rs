@@ -606,6 +606,11 @@ impl UdCore {
         (self.pending.len(), self.staged.len() - self.taken)
     }
 
+    /// Whether as many work requests wait as the send queue takes: the next one is refused.
+    pub fn is_full(&self) -> bool {
+        self.pending.len() >= self.shell.attr.caps.max_send_wr as usize
+    }
+
     /// Whether something waits for the lower layer.
     pub fn has_outgoing(&self) -> bool {
         self.outgoing().next().is_some()

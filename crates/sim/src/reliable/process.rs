@@ -476,7 +476,7 @@ impl Process {
         if let Some(made) = self.made.pop_front() {
             return Some(made);
         }
-        self.packet.allow(1 + self.rng.below(MOST_AT_ONCE) as usize);
+        self.packet.allow(1 + self.rng.below(MOST_AT_ONCE) as usize, MOST_JOINED);
         let mut route = self.rd.poll_transmit(&Now::at(instant(now)), &mut self.packet)?;
         // Memory that is not there any more: the packet is not sent.
         while let Some(ticket) = self.packet.payloads().last().map(|payload| payload.ticket)

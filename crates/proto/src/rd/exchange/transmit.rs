@@ -132,6 +132,7 @@ impl Exchange {
         self.note_waiting(now);
         let has_more = self.is_sendable()
             || !self.ready.is_empty()
+            || self.outgoing.next_abandon().is_some()
             || !self.streams.control.is_empty()
             || self.path.probe().is_some();
         if has_more { Made::More } else { Made::Last }
@@ -141,11 +142,15 @@ impl Exchange {
     /// could be made one by one: what is asked for each packet has been asked for this one.
     fn go_on(&mut self, now: Instant, config: &Config, mut content: Content, out: &mut PacketBuf) {
         let (longest, bytes) = (self.path.len(), u32::try_from(out.packet_len()).unwrap_or(u32::MAX));
+        // What takes turns with it goes in between.
+        let is_alone = !self.has_unrepeated();
         let may_go_on = match &content {
-            Content::Segment { message, start, end, .. } if !self.has_stream_bytes() => {
+            Content::Segment { message, start, end, .. } if is_alone && !self.has_stream_bytes() => {
                 self.outgoing.most_to_go_on(*message, &(*start..*end))
             }
-            Content::Stream(part) if !self.outgoing.is_sendable() => self.streams.most_to_go_on(part),
+            Content::Stream(part) if is_alone && !self.outgoing.is_sendable() => {
+                self.streams.most_to_go_on(part)
+            }
             _ => 0,
         };
         if may_go_on == 0 || out.packet_len() < longest || self.phase != Phase::Up {
