@@ -33,11 +33,18 @@ struct End {
 
 impl End {
     fn new() -> Self {
+        Self::with(128)
+    }
+
+    /// With a send queue of this length.
+    fn with(max_send_wr: u32) -> Self {
         let _alone = ALONE.lock();
         let (nic, pd, events) = (Nic::open().unwrap(), Pd::new(), Arc::new(Events::default()));
         let channel = Channel::new(nic.engine()).unwrap();
         let cq = evented(1024, 7, &channel, &events);
-        let qp = UdQp::create(&nic, init(&pd, &cq, &events)).unwrap();
+        let mut init = init(&pd, &cq, &events);
+        init.caps.max_send_wr = max_send_wr;
+        let qp = UdQp::create(&nic, init).unwrap();
         for state in [QpState::Init, QpState::Rtr, QpState::Rts] {
             qp.modify(&QpModify { state: Some(state), qkey: Some(QKEY), ..QpModify::default() }).unwrap();
         }
@@ -113,17 +120,17 @@ fn a_program_that_never_calls_again() {
 /// What waits is no reason to refuse a post of a program that asks for no completion and polls nothing.
 #[test]
 fn a_send_queue_that_is_shorter_than_what_may_wait() {
-    let (end, peer) = (End::new(), peer());
+    let (end, peer) = (End::with(20), peer());
     end.hold(&peer);
     arrives(&peer);
-    let (own, mut completed) = (peer.local_addr().unwrap().port(), 0);
+    let (to, mut completed) = (peer.local_addr().unwrap().port(), 0);
     let limit = Instant::now() + LIMIT;
     while completed < 3 {
         assert!(Instant::now() < limit, "{completed} of 3 completed");
         end.nic.poll_cq(&end.cq, 64, |_| completed += 1);
     }
     // One that is refused panics here.
-    (0..1000).for_each(|_| end.send_with(own, b"", SendFlags::empty()));
+    (0..1000).for_each(|_| end.send_with(to, b"", SendFlags::empty()));
 }
 
 #[test]
