@@ -5,8 +5,8 @@
 #include <stddef.h>
 #include <stdint.h>
 
-// The byte at `offset` of message `number` from one rank to another. Multiplied and shifted, so that messages that
-// changed places, or a page of one in another, are seen.
+// The byte at `offset` of message `number` from one rank to another. Multiplied and shifted, so that messages
+// that changed places, or a page of one in another, are seen.
 static unsigned char byte_of(int from, int to, unsigned number, size_t offset)
 {
 	uint32_t seed = (uint32_t)from * 31 + (uint32_t)to * 17 + number * 7919u;

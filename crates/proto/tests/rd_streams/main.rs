@@ -162,6 +162,24 @@ fn a_stream_that_ends_is_whole_whatever_is_lost() {
     assert!(made > 1 && handled > 1, "{made} packets were made together, {handled} handled");
 }
 
+/// Packets that come joined and go beyond it are no worse off than those that come one by one.
+#[test]
+fn what_there_is_room_for_is_taken() {
+    for seed in 0..50 {
+        let mut world = World::new(seed * 7919, Path::default());
+        world.hosts[1].is_lazy = true;
+        let (ours, now) = (world.open(), world.at());
+        world.hosts[0].send(&now, ours, &bytes(seed, LONG));
+        while world.hosts[1].opened.is_empty() {
+            world.run_for(MS / 10);
+        }
+        // The first packet goes alone; behind its acknowledgement the others come.
+        world.run_for(MS);
+        let came = world.end(1, world.hosts[1].opened[0]).readable;
+        assert!(came <= 4096 && came + 1472 > 4096, "seed {seed}: {came} bytes");
+    }
+}
+
 /// Half a minute, whatever the peer takes.
 #[test]
 fn a_stream_that_is_left_does_not_stay_for_ever() {

@@ -39,6 +39,8 @@ pub struct Host {
     pub asked: usize,
     /// And how often while that answered.
     pub tried: usize,
+    /// It takes nothing of streams that the peer opens.
+    pub is_lazy: bool,
 }
 
 impl Host {
@@ -51,6 +53,7 @@ impl Host {
             opened: Vec::new(),
             asked: 0,
             tried: 0,
+            is_lazy: false,
         }
     }
 
@@ -69,7 +72,8 @@ impl Host {
         while let Some(StreamEvent { stream, what }) = self.rd.poll_stream_event() {
             if let StreamNews::Opened { route, service } = what {
                 assert_eq!((route, service), (self.route, SERVICE));
-                assert!(self.streams.insert(stream, End::default()).is_none(), "opened twice");
+                let end = End { is_lazy: self.is_lazy, ..End::default() };
+                assert!(self.streams.insert(stream, end).is_none(), "opened twice");
                 self.opened.push(stream);
                 continue;
             }

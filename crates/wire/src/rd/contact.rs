@@ -211,13 +211,13 @@ impl fmt::Display for Open {
 }
 
 #[cfg(test)]
-mod tests {
+pub(super) mod tests {
     use std::string::ToString;
 
     use super::super::Packet;
     use super::*;
 
-    const HEADER: Header = Header {
+    pub(in crate::rd) const HEADER: Header = Header {
         version: 1,
         kind: Kind::Packet,
         source_port: 20_001,

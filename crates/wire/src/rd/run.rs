@@ -137,14 +137,7 @@ mod tests {
     use super::*;
     use crate::datagram;
 
-    const HEADER: Header = Header {
-        version: 1,
-        kind: Kind::Packet,
-        source_port: 20_001,
-        destination_port: 20_000,
-        key: 0x0102_0304_0506_0708,
-        number: u32::MAX - 1,
-    };
+    const HEADER: Header = Header { number: u32::MAX - 1, ..super::super::contact::tests::HEADER };
 
     /// The packets of a message, as a sender makes them one by one.
     fn packets(len: u32, piece: u32, tagged: bool, ordered: bool) -> Vec<Vec<u8>> {
