@@ -52,8 +52,8 @@ pub fn build_cpp(name: &str, dir: &Path, options: &str) -> Outcome<PathBuf> {
     Ok(program)
 }
 
-/// Runs a compiler unless the same words have made this program since the last change of a source or of a header
-/// that they name: a row that is run a hundred times would compile for most of its time.
+/// Runs a compiler unless the same words have made this program since the last change of a source or of a
+/// header that they name: a row that is run a hundred times would compile for most of its time.
 fn unless_done(command: &Cmd, program: &Path) -> Outcome {
     let words: Vec<String> = command.words().collect();
     let included = words.windows(2).filter(|pair| pair[0] == "-I").map(|pair| PathBuf::from(&pair[1]));

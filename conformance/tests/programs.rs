@@ -83,6 +83,7 @@ mod verbs;
 #[path = "programs/versions.rs"]
 mod versions;
 
+use std::collections::HashSet;
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 use std::sync::{Arc, Mutex};
@@ -147,7 +148,7 @@ fn main() -> ExitCode {
     let world = Arc::new(World { dist: Dist::find(), net: Network::default(), all_as_iwarp, thorough });
     let cases = Arc::new(table::cases());
     let results: Arc<Mutex<Results>> = Arc::default();
-    let (mut trials, mut absent) = (Vec::new(), 0);
+    let (mut trials, mut names, mut absent) = (Vec::new(), HashSet::new(), 0);
     for (index, case) in cases.iter().enumerate() {
         if case.program.starts_with(mpis::MVAPICH2) && mpis::mvapich2().is_none() {
             absent += 1;
@@ -158,7 +159,10 @@ fn main() -> ExitCode {
                 continue;
             }
             let (world, cases, results) = (world.clone(), cases.clone(), results.clone());
-            trials.push(Trial::test(name(case, topology), move || {
+            let name = name(case, topology);
+            // One row is run by its name (`--exact`).
+            assert!(names.insert(name.clone()), "two rows have the name {name:?}");
+            trials.push(Trial::test(name, move || {
                 let began = Instant::now();
                 let (result, started) = record(|| world.run(&cases[index], topology));
                 let in_test = table::in_test(&cases[index], topology);

@@ -78,7 +78,7 @@ fn perf(
     env: Env,
     expected: Expected,
 ) -> Case {
-    let args = manner.trim_start_matches("without -R, ");
+    let args = manner.trim_start_matches("without -R, ").trim_end_matches(", as iWARP");
     Case { program, manner, checked: TABLE, at, run: PerftestByNumber(args, env, expected) }
 }
 
@@ -119,7 +119,13 @@ fn perftest() -> Vec<Case> {
         ),
         Case {
             checked: as_iwarp,
-            ..perf("ib_write_lat", "without -R, -n 1000 -s 64", LO, AS_IWARP, Expected::one(64, 1000))
+            ..perf(
+                "ib_write_lat",
+                "without -R, -n 1000 -s 64, as iWARP",
+                LO,
+                AS_IWARP,
+                Expected::one(64, 1000),
+            )
         },
         Case {
             program: "ib_send_bw",

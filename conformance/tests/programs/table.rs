@@ -175,8 +175,9 @@ fn perf(program: &'static str, args: &'static str, at: &'static [Topology], expe
     case(program, args, TABLE, at, Perftest(args, expected))
 }
 
-fn iwarp(program: &'static str, args: &'static str, at: &'static [Topology], expected: Expected) -> Case {
-    case(program, args, IWARP_TABLE, at, PerftestIwarp(args, expected))
+fn iwarp(program: &'static str, manner: &'static str, at: &'static [Topology], expected: Expected) -> Case {
+    let args = manner.trim_end_matches(", as iWARP");
+    case(program, manner, IWARP_TABLE, at, PerftestIwarp(args, expected))
 }
 
 /// Device queries.
@@ -452,13 +453,13 @@ fn perftest() -> Vec<Case> {
 /// Toward adapters and siw, perftest has to take the device for an iWARP adapter at both ends.
 fn perftest_as_iwarp() -> Vec<Case> {
     vec![
-        iwarp("ib_send_lat", "-n 1000 -s 64", LO_AND_VETH, Expected::one(64, 1000)),
-        iwarp("ib_send_bw", "-n 2000 -s 8192", LO, Expected::one(8192, 2000)),
-        iwarp("ib_write_lat", "-n 1000 -s 64", LO, Expected::one(64, 1000)),
-        iwarp("ib_write_bw", "-n 2000", LO_AND_VETH, Expected::one(65536, 2000)),
-        iwarp("ib_write_bw", "-l 64 -Q 64 -n 6400 -s 64", LO, Expected::one(64, 6400)),
-        iwarp("ib_read_bw", "-n 2000", LO, Expected::one(65536, 2000)),
-        iwarp("ib_read_lat", "-e -n 2000 -s 64", LO, Expected::one(64, 2000)),
+        iwarp("ib_send_lat", "-n 1000 -s 64, as iWARP", LO_AND_VETH, Expected::one(64, 1000)),
+        iwarp("ib_send_bw", "-n 2000 -s 8192, as iWARP", LO, Expected::one(8192, 2000)),
+        iwarp("ib_write_lat", "-n 1000 -s 64, as iWARP", LO, Expected::one(64, 1000)),
+        iwarp("ib_write_bw", "-n 2000, as iWARP", LO_AND_VETH, Expected::one(65536, 2000)),
+        iwarp("ib_write_bw", "-l 64 -Q 64 -n 6400 -s 64, as iWARP", LO, Expected::one(64, 6400)),
+        iwarp("ib_read_bw", "-n 2000, as iWARP", LO, Expected::one(65536, 2000)),
+        iwarp("ib_read_lat", "-e -n 2000 -s 64, as iWARP", LO, Expected::one(64, 2000)),
     ]
 }
 
