@@ -48,8 +48,7 @@ unsafe fn create(pd: *mut ibv_pd, attr: &ibv_ah_attr) -> Result<*mut ibv_ah, Fai
     let path = path::of(attr, port).inspect_err(path::explain)?;
     let place = opened.device.made.ahs.take(opened.nic.limits().max_ah)?;
     let (mut to, own) = (path.peer, path.local.ip());
-    // A group of the other family: the system chooses the source.
-    let from = (to.is_ipv4() == own.is_ipv4()).then_some(own);
+    let from = source(own, to.ip());
     let ah = if path::is_group(to.ip(), &port.recent_addresses()) {
         to.set_port(Config::get().multicast_port);
         Ah::group(&domain.pd, to, from)
@@ -64,6 +63,14 @@ unsafe fn create(pd: *mut ibv_pd, attr: &ibv_ah_attr) -> Result<*mut ibv_ah, Fai
     let context = unsafe { (*pd).context };
     let c = Visible::new(ibv_ah { context, pd, handle: 0 });
     Ok(object::give(CAh { c, ah, _place: place, _pd: domain.users.hold() }))
+}
+
+/// The address that datagrams to `to` leave from, if `own` is the one that the program has named. `None`: the
+/// system chooses. To a group of the other family it must, and to a loopback address it should: that is not in our
+/// table, so the program could not name the one that belongs to it, and from a link-local one nothing gets there.
+fn source(own: IpAddr, to: IpAddr) -> Option<IpAddr> {
+    let cannot_be_named = to.is_loopback() && !own.is_loopback();
+    (to.is_ipv4() == own.is_ipv4() && !cannot_be_named).then_some(own)
 }
 
 /// The GID to answer from: the address that the datagram was sent to. A group or a loopback address is not in
@@ -198,6 +205,16 @@ mod tests {
         assert_eq!(index("fe80::9", "ff02::1"), 2);
         assert_eq!(index("192.0.2.9", "239.0.0.1"), 0);
         assert_eq!(sgid_index(&own[..1], &Grh::parse(&area("fe80::9", "::1")).expect("a header")), 0);
+    }
+
+    #[test]
+    fn to_a_loopback_address_the_system_chooses_the_source() {
+        let source = |own: &str, to: &str| source(own.parse().expect("ours"), to.parse().expect("a peer"));
+        assert_eq!(source("fe80::1", "::1"), None);
+        assert_eq!(source("192.0.2.1", "127.0.0.1"), None);
+        assert_eq!(source("192.0.2.1", "ff02::1"), None);
+        assert_eq!(source("127.0.0.1", "127.0.0.1"), "127.0.0.1".parse().ok());
+        assert_eq!(source("fe80::1", "fe80::2"), "fe80::1".parse().ok());
     }
 
     #[test]

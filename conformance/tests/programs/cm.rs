@@ -4,7 +4,7 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 use uwarp_conformance::check;
-use uwarp_conformance::netns::Bridged;
+use uwarp_conformance::netns::{Bridged, NetNs};
 use uwarp_conformance::pair::{self, Ends};
 use uwarp_conformance::process::{Cmd, Output};
 use uwarp_conformance::topology::{Place, free_port};
@@ -45,6 +45,19 @@ impl World {
         let server = self.over_uwarp(&server, place.server)?.limit(LONG);
         let client = self.over_uwarp(&client, place.client)?.limit(LONG);
         whole(&pair::run_datagrams(&server, &client, PORT)?)
+    }
+
+    /// The same over `::1` on a host whose interface has no IPv6 address but the link-local one. The server answers
+    /// by `ibv_create_ah_from_wc`, with the only GID of that family.
+    pub fn udaddy_beside_link_local(&self, args: &str) -> Outcome {
+        let host = NetNs::new()?;
+        host.ip("link add up0 type veth peer name up1")?;
+        host.ip("address add 10.55.7.1/24 dev up0")?;
+        host.ip("link set up0 up")?;
+        host.ip("link set up1 up")?;
+        host.settled()?;
+        let both = Some(&host);
+        self.udaddy(args, Place { server: both, client: both, address: "::1", any: "::" })
     }
 
     /// `mckey`: one end sends to a group, with the options that say how it joins; the other one is a member.

@@ -280,6 +280,13 @@ fn connection_manager() -> Vec<Case> {
             EVERYWHERE,
             Custom(|w, p| w.udaddy("-c 20 -C 5 -S 1000", p)),
         ),
+        case(
+            "udaddy",
+            "to ::1 beside a link-local address",
+            STATUS_0,
+            &[Loopback6],
+            Custom(|w, _| w.udaddy_beside_link_local("-c 2 -C 5 -S 1000")),
+        ),
     ]
 }
 
