@@ -263,6 +263,18 @@ impl World {
         self.last_poll.stamp(self.now);
     }
 
+    /// A program that sends a message and then computes for long: somebody else receives the answer, within a
+    /// bound.
+    fn computes(&mut self, costs: &Costs) {
+        self.longest = 0;
+        self.send();
+        self.pass(100_000_000 + 100 * costs.wake);
+        assert_eq!(self.packet, None, "{costs:?}: nobody has received the answer");
+        let spans = self.pace.spans();
+        let bound = instant(spans.push_period(u32::MAX) * 2 + spans.alive()) + 2 * costs.wake;
+        assert!(self.longest <= bound, "{costs:?}: {} of {bound}", self.longest);
+    }
+
     /// A program that polls once for each message, and then waits for the answer in its memory, where the
     /// background thread puts it. Returns how many answers it waited for longer than two wake-ups.
     fn poll_once_each(&mut self, messages: u32) -> u32 {
@@ -315,20 +327,64 @@ fn a_machine_may_become_slow_and_fast_again() {
     }
 }
 
+/// A virtual machine that moves to a slow host and back, in the middle of a run, under programs of each kind.
+#[test]
+fn a_machine_may_change_under_one_that_blocks_polls_once_or_computes() {
+    let changes = |costs: Costs| {
+        let to = [costs.times(5_000), costs, costs.times(5_000)];
+        to.into_iter().filter(is_followed).collect::<Vec<_>>()
+    };
+    for costs in machines() {
+        let (mut world, spinning) = (World::new(costs), Spinning::new());
+        world.blocks(1_000, &spinning);
+        for now in changes(costs) {
+            world.costs = now;
+            world.blocks(500, &spinning);
+            let part = world.blocks(5_000, &spinning);
+            assert!(part <= 25, "{costs:?} as {now:?}: {part} of 100, {:?}", world.pace.spans());
+        }
+        let mut world = World::new(costs);
+        world.poll_once_each(1_000);
+        for now in changes(costs) {
+            world.costs = now;
+            world.poll_once_each(500);
+            let late = world.poll_once_each(5_000);
+            assert!(late <= 100, "{costs:?} as {now:?}: {late} of 5000");
+        }
+        for now in changes(costs) {
+            let mut world = World::new(costs);
+            world.ping_pong(2_000);
+            world.costs = now;
+            world.computes(&now);
+            world.ping_pong(2_000);
+            world.computes(&now);
+        }
+    }
+}
+
+/// Slower than the times follow: a poll of half a millisecond. The background thread may serve what the program
+/// polls for, but nothing waits for longer than elsewhere.
+#[test]
+fn where_the_times_do_not_follow_nobody_waits_longer() {
+    let costs = EMULATED.times(5_000);
+    assert!(!is_followed(&costs));
+    for stops in 0..50 {
+        let mut world = World::new(costs);
+        world.ping_pong(1_000 + stops);
+        world.computes(&costs);
+    }
+    let mut world = World::new(costs);
+    let late = world.poll_once_each(5_000);
+    assert!(late <= 100, "{late} of 5000");
+}
+
 #[test]
 fn a_thread_that_stops_polling_is_noticed() {
     for costs in machines() {
         for stops in 0..50 {
             let mut world = World::new(costs);
             world.ping_pong(1_000 + stops);
-            world.longest = 0;
-            world.send();
-            // It computes.
-            world.pass(100_000_000 + 100 * costs.wake);
-            assert_eq!(world.packet, None, "{costs:?}: nobody has received the answer");
-            let spans = world.pace.spans();
-            let bound = instant(spans.push_period(u32::MAX) * 2 + spans.alive()) + 2 * costs.wake;
-            assert!(world.longest <= bound, "{costs:?}: {} of {bound}", world.longest);
+            world.computes(&costs);
         }
     }
 }
@@ -365,13 +421,7 @@ fn one_that_blocked_and_then_computes_is_noticed() {
         for messages in 0..50 {
             let (mut world, spinning) = (World::new(costs), Spinning::new());
             world.blocks(500 + messages, &spinning);
-            world.longest = 0;
-            world.send();
-            world.pass(100_000_000 + 100 * costs.wake);
-            assert_eq!(world.packet, None, "{costs:?}: nobody has received the answer");
-            let spans = world.pace.spans();
-            let bound = instant(spans.push_period(u32::MAX) * 2 + spans.alive()) + 2 * costs.wake;
-            assert!(world.longest <= bound, "{costs:?}: {} of {bound}", world.longest);
+            world.computes(&costs);
         }
     }
 }
