@@ -1,4 +1,5 @@
-//! Log lines go to stderr, filtered by `UWARP_LOG`.
+//! Log lines go to stderr, filtered by `UWARP_LOG`. With `UWARP_LOG_FILE` they go to that file, and warnings and
+//! errors to stderr, too.
 //!
 //! Up to `info`, they are for the person who runs the program: `uwarp: qp 0xa07f00: the peer ended the
 //! connection: invalid remote key`. From `debug` on they are for whoever looks into the library, with the
@@ -7,17 +8,18 @@
 use std::cell::Cell;
 use std::fmt::{self, Write as _};
 use std::io::{self, IsTerminal, Write};
+use std::sync::atomic::{AtomicBool, Ordering};
 
 use tracing::field::{Field, Visit};
 use tracing::subscriber::Interest;
-use tracing::{Event, Metadata, Subscriber, span};
+use tracing::{Event, Level, Metadata, Subscriber, span};
 use tracing_subscriber::filter::{LevelFilter, Targets};
 use tracing_subscriber::fmt::format::Writer;
-use tracing_subscriber::fmt::{FmtContext, FormatEvent, FormatFields};
+use tracing_subscriber::fmt::{FmtContext, FormatEvent, FormatFields, MakeWriter};
 use tracing_subscriber::registry::LookupSpan;
 use tracing_subscriber::{Layer, Registry};
 use uwarp_driver::{Uncancelled, config};
-use uwarp_process::Once;
+use uwarp_process::{Once, log_file};
 
 use crate::failure::{errno, set_errno};
 
@@ -41,15 +43,60 @@ pub fn init() {
 
 /// Log lines may be written by a thread that was cancelled while it is in our frames. Not by the standard
 /// library, which locks standard error: a child that was forked meanwhile would wait for ever.
-struct Lines(#[allow(dead_code, reason = "held, not used")] Uncancelled);
+struct Lines {
+    to_stderr: bool,
+    to_file: bool,
+    _uncancelled: Uncancelled,
+}
+
+impl Lines {
+    /// For a line of this level.
+    fn of(level: Level) -> Self {
+        let to_file = log_file::is_wanted();
+        let to_stderr = !to_file || level <= Level::WARN;
+        Self { to_stderr, to_file, _uncancelled: Uncancelled::begin() }
+    }
+}
+
+/// A file that cannot be written was reported.
+static REPORTED: AtomicBool = AtomicBool::new(false);
 
 impl Write for Lines {
     fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
-        Ok(rustix::io::write(rustix::stdio::stderr(), bytes)?)
+        let stderr = rustix::stdio::stderr;
+        if self.to_file
+            && let Err((name, error)) = log_file::append(bytes)
+        {
+            self.to_stderr = true;
+            if !REPORTED.swap(true, Ordering::Relaxed) {
+                let why = io::Error::from(error).to_string();
+                let why = config::without_error_numbers(&format!("cannot write {}: {why}", name.display()));
+                rustix::io::write(stderr(), format!("uwarp: log lines go to stderr: {why}\n").as_bytes())?;
+            }
+        }
+        if !self.to_stderr {
+            return Ok(bytes.len());
+        }
+        Ok(rustix::io::write(stderr(), bytes)?)
     }
 
     fn flush(&mut self) -> io::Result<()> {
         Ok(())
+    }
+}
+
+/// Makes [`Lines`].
+struct Places;
+
+impl<'a> MakeWriter<'a> for Places {
+    type Writer = Lines;
+
+    fn make_writer(&'a self) -> Lines {
+        Lines::of(Level::WARN)
+    }
+
+    fn make_writer_for(&'a self, event: &Metadata<'_>) -> Lines {
+        Lines::of(*event.level())
     }
 }
 
@@ -78,11 +125,11 @@ fn start() {
     };
     let detailed = most(&filter).is_none_or(|level| level >= LevelFilter::DEBUG);
     let lines = tracing_subscriber::fmt().with_max_level(LevelFilter::TRACE);
-    let lines = lines.with_writer(|| Lines(Uncancelled::begin()));
+    let lines = lines.with_writer(Places);
     // A program that links us statically may have a subscriber already; that one stays.
     let _ = match detailed {
         true => {
-            let lines = lines.with_ansi(std::io::stderr().is_terminal()).finish();
+            let lines = lines.with_ansi(std::io::stderr().is_terminal() && !log_file::is_wanted()).finish();
             tracing::subscriber::set_global_default(ToTheEnd { lines, filter, detailed })
         }
         false => {
@@ -234,7 +281,7 @@ fn write_plainly(event: &Event<'_>, detailed: bool) {
         true => format!("{} {}: {sentence}\n", event.metadata().level(), event.metadata().target()),
         false => format!("{sentence}\n"),
     };
-    let _ = Lines(Uncancelled::begin()).write_all(line.as_bytes());
+    let _ = Lines::of(*event.metadata().level()).write_all(line.as_bytes());
 }
 
 #[cfg(test)]

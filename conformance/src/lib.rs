@@ -18,6 +18,7 @@
 //! | [`capture`] | recording traffic, and tshark's opinion of it |
 //! | [`cc`] | the C programs of `c/` |
 //! | [`lab`] | the virtual machine with siw |
+//! | [`links`] | which link the streams of a row had |
 //! | [`attacker`] | a peer that lies, and the program it lies to |
 //! | [`report`] | tables for a terminal and for Markdown |
 //! | [`requirements`] | what the RFCs demand, and the tests of it |
@@ -28,6 +29,7 @@ pub mod cc;
 pub mod check;
 pub mod dist;
 pub mod lab;
+pub mod links;
 pub mod netns;
 pub mod pair;
 pub mod process;

@@ -38,6 +38,15 @@ pub fn record<T>(run: impl FnOnce() -> T) -> (T, Vec<Cmd>) {
     (result, started.unwrap_or_default())
 }
 
+/// Variables of all programs that set none of the same name; see [`set_by_default`].
+static BY_DEFAULT: Mutex<Vec<(&'static str, OsString)>> = Mutex::new(Vec::new());
+
+/// All programs that are started from now on have these variables. They are no part of a row, so the page does
+/// not show them.
+pub fn set_by_default(variables: &[(&'static str, OsString)]) {
+    *BY_DEFAULT.lock().unwrap_or_else(|e| e.into_inner()) = variables.to_vec();
+}
+
 /// A program to be run: arguments, environment, place and time limit.
 #[derive(Clone)]
 pub struct Cmd {
@@ -148,6 +157,12 @@ impl Cmd {
         out + &self.argv.iter().map(|a| a.to_string_lossy()).collect::<Vec<_>>().join(" ")
     }
 
+    /// Whether it was asked for log lines, which its row reads where they go by themselves.
+    fn reads_log_lines(&self) -> bool {
+        let log = |word: &OsString| word == "--log" || word.to_string_lossy().contains("UWARP_LOG");
+        self.env.iter().any(|(name, _)| name == "UWARP_LOG") || self.argv.iter().any(log)
+    }
+
     /// Starts it. Fails when the program is not installed.
     pub fn spawn(&self) -> Outcome<Running> {
         let program = find_program(&self.argv[0])?;
@@ -172,6 +187,9 @@ impl Cmd {
         let mut command = Command::new(find_program(&argv[0])?);
         command.args(&argv[1..]).process_group(0).stdin(Stdio::null());
         command.stdout(stdout.try_clone().context("dup")?).stderr(stderr.try_clone().context("dup")?);
+        if !self.reads_log_lines() {
+            command.envs(BY_DEFAULT.lock().unwrap_or_else(|e| e.into_inner()).iter().map(|(n, v)| (n, v)));
+        }
         command.envs(self.env.iter().map(|(n, v)| (n, v)));
         for name in &self.unset {
             command.env_remove(name);

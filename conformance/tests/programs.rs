@@ -38,6 +38,8 @@ mod hybrid;
 mod installed;
 #[path = "programs/learning.rs"]
 mod learning;
+#[path = "programs/linked.rs"]
+mod linked;
 #[path = "programs/memory.rs"]
 mod memory;
 #[path = "programs/mpi.rs"]
@@ -148,6 +150,7 @@ fn main() -> ExitCode {
     let world = Arc::new(World { dist: Dist::find(), net: Network::default(), all_as_iwarp, thorough });
     let cases = Arc::new(table::cases());
     let results: Arc<Mutex<Results>> = Arc::default();
+    let counted = Arc::new(linked::Linked::start().unwrap());
     let (mut trials, mut names, mut absent) = (Vec::new(), HashSet::new(), 0);
     for (index, case) in cases.iter().enumerate() {
         if case.program.starts_with(mpis::MVAPICH2) && mpis::mvapich2().is_none() {
@@ -162,9 +165,11 @@ fn main() -> ExitCode {
             let name = name(case, topology);
             // One row is run by its name (`--exact`).
             assert!(names.insert(name.clone()), "two rows have the name {name:?}");
+            let counted = counted.clone();
             trials.push(Trial::test(name, move || {
                 let began = Instant::now();
                 let (result, started) = record(|| world.run(&cases[index], topology));
+                let result = result.and_then(|()| counted.row(&cases[index], topology));
                 let in_test = table::in_test(&cases[index], topology);
                 let result = result
                     .and_then(|()| if in_test { installed::are_in_make_test(&started) } else { Ok(()) });

@@ -5,6 +5,7 @@ use std::ffi::{c_int, c_long};
 use std::time::{Duration, Instant};
 
 use uwarp_preload::set_errno;
+use uwarp_process::log_file;
 
 /// A system call of three arguments at most; the error number on failure.
 pub fn call(number: c_long, arguments: [usize; 5]) -> Result<c_int, c_int> {
@@ -377,6 +378,14 @@ pub fn sleep_for(time: Duration) -> Result<(), c_int> {
 pub fn warn(text: &str) {
     let quiet = std::env::var("UWARP_LOG").is_ok_and(|level| level == "error" || level == "off");
     if !quiet {
+        complain(text);
+    }
+}
+
+/// Says a line that the user has asked for, in the file of `UWARP_LOG_FILE` if there is one.
+pub fn inform(text: &str) {
+    let line = format!("uwarp: sockets: {text}\n");
+    if !log_file::is_wanted() || quietly(|| log_file::append(line.as_bytes()).map_err(|_| 0)).is_err() {
         complain(text);
     }
 }

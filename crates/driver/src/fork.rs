@@ -16,16 +16,10 @@ use rustix::event::epoll::Event;
 use rustix::io::Errno;
 pub(crate) use uwarp_process::Birth;
 use uwarp_process::begin_anew;
+pub use uwarp_process::has_more_rights_than_its_caller;
 use uwarp_process::record::{Descriptors, descriptors};
 pub(crate) use uwarp_process::record::{track, untrack};
 use uwarp_process::{Making, Mutex, MutexGuard, PerProcess};
-
-/// Whether the program has more rights than the process that started it (setuid, setgid, file capabilities).
-/// Its environment must then not be trusted to name files.
-pub fn has_more_rights_than_its_caller() -> bool {
-    // SAFETY: no pointers.
-    unsafe { libc::getauxval(libc::AT_SECURE) != 0 }
-}
 
 /// A value that exists once in a process. A child does not see its parent's value: it gets its own, under a
 /// lock of its own.

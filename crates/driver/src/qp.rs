@@ -13,6 +13,7 @@ mod served;
 mod settle;
 
 pub use settle::Settling;
+use settle::say_link;
 
 use std::cell::Cell;
 use std::collections::VecDeque;
@@ -464,6 +465,9 @@ impl Qp {
         linger::stream_begins();
         inner.streams = inner.streams.next();
         let number = inner.streams;
+        if settling.is_over() {
+            say_link(self.qpn(), &link);
+        }
         inner.conn = Some(Conn {
             link,
             pump: Pump::default(),

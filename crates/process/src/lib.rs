@@ -8,14 +8,17 @@
 mod futex;
 mod generation;
 mod locks;
+pub mod log_file;
 mod once;
 mod order;
 mod ranks;
 pub mod record;
+mod rights;
 mod thread;
 
 pub use generation::{Birth, begin_anew, forked, generation};
 pub use locks::{Condvar, Mutex, MutexGuard, RawMutex, RwLock, RwLockReadGuard, RwLockWriteGuard};
 pub use once::{Making, Once, OnceValue, PerProcess};
 pub use record::Descriptor;
+pub use rights::has_more_rights_than_its_caller;
 pub use thread::thread;

@@ -284,6 +284,10 @@ pub struct RunOptions {
     /// warn,uwarp_cm=debug [default: warn]
     #[arg(long, value_name = "LEVEL", env = "UWARP_LOG", hide_env_values = true, value_parser = log_filter)]
     pub log: Option<String>,
+    /// Append what --log asks for to FILE instead; warnings and errors go to standard error, too. In the name
+    /// %p is the process, %h the host, and %% a percent sign
+    #[arg(long, value_name = "FILE", env = "UWARP_LOG_FILE", hide_env_values = true)]
+    pub log_file: Option<PathBuf>,
     /// Write a trace of every iWARP segment and datagram to FILE; `-` is standard error
     #[arg(long, value_name = "FILE", env = "UWARP_TRACE", hide_env_values = true)]
     pub trace: Option<PathBuf>,
@@ -465,13 +469,14 @@ impl RunOptions {
     /// See [`DeviceOptions::environment`].
     pub fn environment(&self) -> Vec<(&'static str, OsString)> {
         // The program may change its directory before the library opens the file.
-        let trace = self.trace.as_ref().map(|file| match file.as_os_str() == "-" {
+        let absolute = |file: &PathBuf| match file.as_os_str() == "-" {
             true => "-".into(),
             false => std::path::absolute(file).unwrap_or_else(|_| file.clone()).into_os_string(),
-        });
+        };
         [
             ("UWARP_LOG", self.log.as_ref().map(OsString::from)),
-            ("UWARP_TRACE", trace),
+            ("UWARP_LOG_FILE", self.log_file.as_ref().map(absolute)),
+            ("UWARP_TRACE", self.trace.as_ref().map(absolute)),
             ("UWARP_CRC", self.crc.map(word)),
             ("UWARP_MARKERS", self.markers.map(word)),
             ("UWARP_MPA_REVISION", self.mpa_revision.map(|revision| revision.to_string().into())),
@@ -563,6 +568,7 @@ mod tests {
             ("UWARP_VIEW", &["--as", "roce"], "roce"),
             ("UWARP_DEVICES", &["--devices", "per-interface"], "per-interface"),
             ("UWARP_LOG", &["--log", "uwarp_cm=debug"], "uwarp_cm=debug"),
+            ("UWARP_LOG_FILE", &["--log-file", "/a/%p.log"], "/a/%p.log"),
             ("UWARP_TRACE", &["--trace", "-"], "-"),
             ("UWARP_TRACE", &["--trace", "/a/b"], "/a/b"),
             ("UWARP_CRC", &["--crc", "off"], "off"),

@@ -56,8 +56,7 @@ pub fn run_with(args: &RunArgs, more: Vec<(&'static str, OsString)>) -> ExitCode
         complain(&format_args!("warning: {warning}"));
     }
     let options = args.options.environment();
-    let trace = options.iter().find(|(name, _)| *name == "UWARP_TRACE");
-    if let Some(reason) = trace.and_then(|(_, file)| variables::unwritable_trace(file)) {
+    if let Some(reason) = options.iter().find_map(|(name, file)| variables::unwritable(name, file)) {
         complain(&reason);
         return ExitCode::from(OWN_FAILURE);
     }

@@ -76,9 +76,7 @@ pub fn judge(variable: &str, value: &OsStr) -> Option<Fault> {
             }
         };
     }
-    if long == "trace"
-        && let Some(reason) = unwritable_trace(value)
-    {
+    if let Some(reason) = unwritable(variable, value) {
         return invalid(&reason);
     }
     None
@@ -114,11 +112,16 @@ fn explanation(message: &str) -> String {
     }
 }
 
-/// Why the file of `--trace` cannot be written. Without this check, the library would notice it only when the
-/// program opens the device, and the user would see a line in the log and no trace. The file is not opened:
-/// the reader of a FIFO would see its end.
-pub fn unwritable_trace(file: &OsStr) -> Option<String> {
-    if file == "-" || file.is_empty() {
+/// Why the file of `--trace` or `--log-file` cannot be written, if this variable names one. Without this check,
+/// the library would notice it only when the program opens the device, and the user would see a line in the
+/// log and no trace. The file is not opened: the reader of a FIFO would see its end.
+pub fn unwritable(variable: &str, file: &OsStr) -> Option<String> {
+    let what = match variable {
+        "UWARP_TRACE" if file != "-" => "trace",
+        "UWARP_LOG_FILE" => "log",
+        _ => return None,
+    };
+    if file.is_empty() {
         return None;
     }
     let path = std::path::absolute(file).unwrap_or_else(|_| file.into());
@@ -129,7 +132,7 @@ pub fn unwritable_trace(file: &OsStr) -> Option<String> {
         Err(_) => may_write(path.parent().unwrap_or(Path::new("/"))),
     };
     let error = result.err()?;
-    Some(format!("cannot write the trace to {}: {}", path.display(), std::io::Error::from(error)))
+    Some(format!("cannot write the {what} to {}: {}", path.display(), std::io::Error::from(error)))
 }
 
 /// The name that a mistyped one most probably means.
@@ -192,6 +195,8 @@ mod tests {
             ("UWARP_PEER", "perhaps", "invalid"),
             ("UWARP_TRACE", "-", "good"),
             ("UWARP_TRACE", "/no such directory/trace", "invalid"),
+            ("UWARP_LOG_FILE", "/tmp/%p.log", "good"),
+            ("UWARP_LOG_FILE", "/no such directory/%p.log", "invalid"),
         ] {
             assert_eq!(verdict(variable, value), expected, "{variable}={value}");
         }

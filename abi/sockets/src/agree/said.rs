@@ -111,7 +111,7 @@ fn say(role: Role, ends: Ends, why: Option<Why>) {
         Role::Accepted => (ends.accepted, "from", ends.connected),
     };
     match why {
-        None => sys::complain(&format!("{own} {way} {peer}: iWARP")),
-        Some(why) => sys::complain(&format!("{own} {way} {peer}: TCP, as {}", why.text())),
+        None => sys::inform(&format!("{own} {way} {peer}: iWARP")),
+        Some(why) => sys::inform(&format!("{own} {way} {peer}: TCP, as {}", why.text())),
     }
 }

@@ -157,7 +157,7 @@ impl Qp {
                     self.fail_to_settle(&mut inner, why);
                 }
                 Settling::Asking { .. } => {
-                    tracing::info!(qpn = self.qpn(), "the stream uses TCP: {why}");
+                    say_tcp(self.qpn(), why);
                     conn.settling = Settling::Over;
                     self.pump(&mut inner, &Now::unread());
                 }
@@ -200,6 +200,7 @@ impl Qp {
             conn.settling = Settling::Over;
             if conn.link.kind() == Kind::Tcp && conn.why_tcp.is_none() {
                 conn.why_tcp = Some(Why::Initiator);
+                say_tcp(self.qpn(), Why::Initiator);
             }
             return true;
         }
@@ -215,6 +216,7 @@ impl Qp {
             }
             conn.settling = Settling::Over;
             conn.why_tcp = Some(Why::Initiator);
+            say_tcp(self.qpn(), Why::Initiator);
             return true;
         }
         // Behind the look at the connection's end: what was written before it is received.
@@ -267,6 +269,7 @@ impl Qp {
         let token = *registered.as_ref().unwrap_or(&conn.timer.token);
         link.set_name(token.0);
         mark(&link, inner.traffic_class);
+        say_link(self.qpn(), &link);
         self.shell.fed_by(Some(token));
         let (pump, timer) = (Pump::default(), Timer { token, at: None });
         if matches!(conn.settling, Settling::Asking { established: true, .. }) && !inner.destroyed {
@@ -283,6 +286,20 @@ impl Qp {
         fence(Ordering::SeqCst);
         Ok(())
     }
+}
+
+/// Each stream says once which link it has, so that who reads the log knows which ones fell back.
+pub(super) fn say_link(qpn: u32, link: &Link) {
+    match link.kind() {
+        Kind::Tcp => tracing::info!(qpn, "the stream uses TCP"),
+        Kind::Memory => tracing::info!(qpn, "the stream uses memory"),
+        Kind::Rd => tracing::info!(qpn, "the stream uses reliable datagrams"),
+    }
+}
+
+/// The same of a stream that could have had memory.
+fn say_tcp(qpn: u32, why: Why) {
+    tracing::info!(qpn, "the stream uses TCP: {why}");
 }
 
 /// Only what has a connection of its own can be settled so.
