@@ -156,6 +156,7 @@ static inline bool take(struct ibv_cq *cq, struct ibv_wc *wc)
 /* ------------------------------------------------------------------ two processes */
 
 static bool server;
+static void (*at_first)(void);	/* what each process does before it uses the library */
 static int other;		/* a socket to the other process */
 static uint16_t other_port;	/* what it listens on */
 
@@ -208,6 +209,8 @@ static inline void two(void (*run)(void), int conns)
 	close(fds[!server]);
 	alarm(GROUP_LIMIT);
 	seed += server;
+	if (at_first)
+		at_first();
 	MUST(events = rdma_create_event_channel());
 	if (server) {
 		other_port = ntohs(rdma_get_src_port(listener_on(events)));
