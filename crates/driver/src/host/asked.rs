@@ -128,9 +128,9 @@ impl Asked {
         );
     }
 
-    /// As [`Self::expect`], but it gets no memory: so the user wants it. It need not wait to hear that.
-    pub fn decline(&self, nonce: [u8; 16], ends: [SocketAddr; 2], unsettled: Unsettled) {
-        let (until, answer) = (Instant::now() + EXPECTED, Err(Why::TheirSetting));
+    /// As [`Self::expect`], but it gets no memory, and need not wait to hear why.
+    pub fn decline(&self, nonce: [u8; 16], ends: [SocketAddr; 2], unsettled: Unsettled, why: Why) {
+        let (until, answer) = (Instant::now() + EXPECTED, Err(why));
         self.expect_and(nonce, Expected { ends, unsettled, until, answer });
     }
 
@@ -354,8 +354,10 @@ impl Asker {
     fn grant_datagrams(&self, asked: &Asked, join: &Join) -> Result<(), Why> {
         let [peer, own] = join.ends;
         asked.words.take([own, peer], join.nonce)?;
-        let port = asked.nic.upgrade().and_then(|nic| nic.served_datagram_port(own.port()));
-        let port = port.ok_or(Why::NotOurs)?;
+        let nic = asked.nic.upgrade().ok_or(Why::NotOurs)?;
+        // It may have changed since the word was sent.
+        nic.neighbours().ok_or(Why::TheirSandbox)?;
+        let port = nic.served_datagram_port(own.port()).ok_or(Why::NotOurs)?;
         let end = self.lane(join, Carries::Datagrams)?;
         port.rings().accept([own, peer], join.nonce, end)
     }
