@@ -75,8 +75,8 @@ impl std::fmt::Display for Why {
             Self::Version => "the peer is of another version",
             Self::Silent => "the peer's process has not answered in time",
             Self::Closed => {
-                "the peer's process has not answered: it ends, has no descriptors or memory left for it, or is \
-                 of another version"
+                "the peer's process has not answered: it ends, has no descriptors or memory left for it, \
+                 or is of another version"
             }
             Self::Setting => "UWARP_LINK says so here",
             Self::TheirSetting => "UWARP_LINK says so at the peer",
