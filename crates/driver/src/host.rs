@@ -122,9 +122,9 @@ pub fn begin(
         if choice == LinkChoice::Rd {
             unsettled.stay(Why::Datagrams);
         } else if choice != LinkChoice::Tcp && (choice == LinkChoice::Memory || are_one_host(ends)) {
-            // Who has not offered it knows why.
-            let is_own = !negotiated.initiator && qp.neighbours().is_none();
-            unsettled.stay(if is_own { qp.why_alone() } else { Why::NotOffered });
+            // It is the responder that offers it, and it knows why it has not.
+            let is_alone = !negotiated.initiator && qp.neighbours().is_none();
+            unsettled.stay(if is_alone { qp.why_alone() } else { Why::NotOffered });
         }
         return;
     };

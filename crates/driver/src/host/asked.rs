@@ -339,7 +339,14 @@ impl Asker {
 
     /// This process's end of the lane that is asked for.
     fn lane(&self, join: &Join, carries: Carries) -> Result<End, Why> {
-        let slab = usize::try_from(join.slab).ok().and_then(|at| self.shared.lock().slabs.get(at).cloned());
+        let slab = {
+            let shared = self.shared.lock();
+            // Another thread has found that it cannot be heard any more, and given back what it has passed.
+            if shared.over {
+                return Err(Why::NoResources);
+            }
+            usize::try_from(join.slab).ok().and_then(|at| shared.slabs.get(at).cloned())
+        };
         let slab = slab.filter(|slab| slab.carries() == carries);
         let (Some(slab), Ok(lane)) = (slab, usize::try_from(join.lane)) else { return Err(Why::NotOurs) };
         if !slab.claim_lane(lane) {

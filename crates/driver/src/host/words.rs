@@ -46,6 +46,8 @@ pub enum Why {
     Version,
     /// No answer in time.
     Silent,
+    /// No answer, and it hears no more: it ends, has no descriptors or memory left, or does not understand.
+    Closed,
     /// The rules of this process say so.
     Setting,
     /// The rules of the peer's process say so.
@@ -74,6 +76,10 @@ impl std::fmt::Display for Why {
             Self::NoResources => "no descriptors or memory are left for it",
             Self::Version => "the peer is of another version",
             Self::Silent => "the peer's process has not answered in time",
+            Self::Closed => {
+                "the peer's process has not answered: it ends, has no descriptors or memory left for it, \
+                 or is of another version"
+            }
             Self::Setting => "UWARP_LINK says so here",
             Self::TheirSetting => "UWARP_LINK says so at the peer",
             Self::NotOffered => {
