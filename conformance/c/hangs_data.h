@@ -2,7 +2,7 @@
 #ifndef UWARP_CONFORMANCE_HANGS_DATA_H
 #define UWARP_CONFORMANCE_HANGS_DATA_H
 
-#include "hangs_others.h"
+#include "processes.h"
 
 /* ------------------------------------------------------------------ vectors */
 

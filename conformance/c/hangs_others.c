@@ -13,7 +13,7 @@
  * UWARP is the command, and LINK is the link that `uwarp stat` must show for each connection at both ends.
  * SEED repeats a run. */
 #define _GNU_SOURCE
-#include "hangs_others.h"
+#include "processes.h"
 #include "hangs_data.h"
 
 /* ------------------------------------------------------------------ starting */

@@ -13,6 +13,7 @@
 //! | [`netns`] | network namespaces and veth pairs that go away again |
 //! | [`process`] | a program in its own process group, with a time limit and its output |
 //! | [`pair`] | a server, a client, and the moment in between |
+//! | [`one_host`] | rping's ends on one host, and the link they have |
 //! | [`topology`] | loopback and veth as one thing: two places and an address |
 //! | [`check`] | what output must hold: rping's lines, perftest's rows |
 //! | [`capture`] | recording traffic, and tshark's opinion of it |
@@ -31,6 +32,7 @@ pub mod dist;
 pub mod lab;
 pub mod links;
 pub mod netns;
+pub mod one_host;
 pub mod pair;
 pub mod process;
 pub mod report;

@@ -15,9 +15,10 @@
 //! that become iWARP's in place (`upgrade`, `upgraded`, `upgrade_processes`, `upgrade_liars`,
 //! `upgrade_strangers`), data integrity
 //! between two processes (`verify`, `random`), event loops whose completion channels do not block
-//! (`own_loops`), what hangs other transports through shared memory (`hangs_others`), and connections that
-//! come and go in many threads without anything growing (`soak`). Each prints one line a statement; one that
-//! begins with FAIL fails the case.
+//! (`own_loops`), what hangs other transports through shared memory (`hangs_others`), regions over mappings
+//! of every kind (`regions`), what is in shared memory (`slabs`), programs that go before all others (`priorities`), and connections that come and go in many
+//! threads without anything growing (`soak`). Each prints one line a statement; one that begins with FAIL
+//! fails the case, and one that says what was left out is shown.
 
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
@@ -74,7 +75,17 @@ const PROGRAMS: [&str; 33] = [
 /// Groups that are run by themselves, in a namespace, and programs all of whose groups are.
 const IN_NAMESPACES: [(&str, &str); 4] =
     [("events", "interfaces"), ("events", "lids"), ("events", "fresh"), ("events", "indices")];
-const OTHERS: [&str; 6] = ["traps", "same_calls", "devices", "groups", "own_loops", "hangs_others"];
+const OTHERS: [&str; 9] = [
+    "traps",
+    "same_calls",
+    "devices",
+    "groups",
+    "own_loops",
+    "hangs_others",
+    "regions",
+    "slabs",
+    "priorities",
+];
 
 /// The groups of a program, as its table has them.
 fn groups(program: &str) -> Vec<String> {
@@ -191,11 +202,22 @@ const UPGRADE_HOSTS: [(&str, &str, &str); 9] = [
 ];
 
 /// Programs that are run over each link, the link, and what `UWARP_LINK` says.
-const OVER_LINKS: [(&str, &str, &str); 4] = [
+const OVER_LINKS: [(&str, &str, &str); 14] = [
     ("own_loops", "tcp", "tcp"),
     ("own_loops", "memory", "auto"),
     ("hangs_others", "tcp", "tcp"),
     ("hangs_others", "memory", "memory"),
+    ("regions", "tcp", "tcp"),
+    ("regions", "memory", "memory"),
+    ("slabs", "memory", "memory"),
+    ("priorities", "tcp", "tcp"),
+    ("priorities", "memory", "memory"),
+    // Over memory they are run by themselves.
+    ("ways_out", "tcp", "tcp"),
+    ("at_exit", "tcp", "tcp"),
+    ("atomics", "tcp", "tcp"),
+    ("local_work", "tcp", "tcp"),
+    ("corners", "tcp", "tcp"),
 ];
 
 /// How `verify` is run: address and environment.
@@ -433,6 +455,9 @@ impl Programs {
         cmd = group.into_iter().fold(cmd, Cmd::arg);
         cmd = env.iter().fold(cmd, |cmd, (name, value)| cmd.env(name, value));
         let out = cmd.limit(LIMIT).run()?;
+        for line in out.stdout.lines().filter(|line| line.starts_with("# left out")) {
+            eprintln!("{name}: {line}");
+        }
         check::statements(&out)?;
         // A queue that overflows loses completions by the thousand.
         let lost = out.stderr.lines().filter(|line| line.contains("completion") && line.contains("lost"));

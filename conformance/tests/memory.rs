@@ -13,13 +13,15 @@ use uwarp_conformance::attacker::encode::Setup;
 use uwarp_conformance::attacker::peer::Peer;
 use uwarp_conformance::dist::Dist;
 use uwarp_conformance::netns::NetNs;
-use uwarp_conformance::pair;
 use uwarp_conformance::process::{Cmd, Running};
 use uwarp_conformance::topology::free_port;
+use uwarp_conformance::{cc, pair};
 
 /// Longest a test waits for what has to come; reached only when it fails.
 const PATIENCE: Duration = Duration::from_secs(120);
 const NOBODY: u32 = 65534;
+/// Another one, who is not what a namespace makes of those that it does not know.
+const SOMEBODY: u32 = 65533;
 
 /// A program over this link.
 fn over(link: &str, line: &str) -> Cmd {
@@ -110,9 +112,9 @@ fn descriptors(process: &Running) -> usize {
     std::fs::read_dir(format!("/proc/{}/fd", number(process))).unwrap().count()
 }
 
-/// The library where another user can read it.
-fn readable_by_all() -> PathBuf {
-    let to = Path::new("/tmp").join(format!("uwarp-memory-{}", std::process::id()));
+/// The library where another user can read it, for one test.
+fn readable_by_all(test: &str) -> PathBuf {
+    let to = Path::new("/tmp").join(format!("uwarp-memory-{test}-{}", std::process::id()));
     let _ = std::fs::remove_dir_all(&to);
     std::fs::create_dir(&to).unwrap();
     for entry in std::fs::read_dir(Dist::find().unwrap().lib()).unwrap().flatten() {
@@ -256,7 +258,7 @@ fn a_proxy_is_not_passed_by() {
 
 #[test]
 fn a_program_of_another_user_uses_tcp_or_does_not_connect() {
-    let lib = readable_by_all();
+    let lib = readable_by_all("users");
     let as_nobody = |cmd: Cmd| cmd.env("LD_LIBRARY_PATH", &lib).as_user(NOBODY);
     let (server, port) = server("auto");
     let client_of_his = as_nobody(over("auto", &format!("rping -c -S 1000 -a 127.0.0.1 -p {port}")));
@@ -415,4 +417,150 @@ fn programs_that_send_datagrams_find_memory() {
             assert!(output.stderr.contains(says), "{line}\n{}", output.text());
         }
     }
+}
+
+const CANNOT_BE_TRACED: &str = "this program has more rights than its user, cannot be traced";
+const ITS_PEER_CANNOT: &str = "the peer's program cannot be traced any more";
+const ITS_PEER_DECIDES: &str = "the end that has connected has chosen it";
+const NOT_OFFERED: &str = "memory was not offered";
+
+/// Why each stream of a process is TCP, sorted; "": it goes by memory. `uwarp`: the command, of its user.
+fn whys(process: &Running, uwarp: &Cmd, streams: usize) -> Vec<String> {
+    let stat = uwarp.clone().args("stat --json --pid").arg(number(process)).limit(PATIENCE);
+    wait_for("so many streams", process, || {
+        let document: Value = serde_json::from_str(&stat.run().unwrap().stdout).ok()?;
+        let pairs = document["processes"][0]["queue_pairs"].as_array()?;
+        let sends = |pair: &&Value| pair["sent"]["send"]["bytes"].as_u64().is_some_and(|bytes| bytes > 0);
+        let why = |pair: &Value| match pair["link"].as_str()? {
+            "memory" => Some(String::new()),
+            link => Some(pair["why_tcp"].as_str().unwrap_or(link).to_owned()),
+        };
+        let mut whys: Vec<String> = pairs.iter().filter(sends).filter_map(why).collect();
+        whys.sort();
+        (whys.len() == streams).then_some(whys)
+    })
+}
+
+/// What both ends say of their streams must begin with these.
+fn end_up(ends: [&Cmd; 2], port: u16, uwarp: &Cmd, becomes: [&[&str]; 2]) {
+    let server = pair::serve(ends[0], port).unwrap();
+    let client = ends[1].spawn().unwrap();
+    for (end, whys_of_end) in [&server, &client].into_iter().zip(becomes) {
+        let said = whys(end, uwarp, whys_of_end.len());
+        let all = said.iter().zip(whys_of_end);
+        assert!(
+            all.clone().all(|(said, why)| said.starts_with(why) && said.is_empty() == why.is_empty()),
+            "{said:?}, and not {becomes:?}: {} and {}",
+            ends[0].shown(),
+            ends[1].shown()
+        );
+    }
+    client.stop();
+    server.stop();
+}
+
+/// One of two ends, which requires memory, is told by its event that there is none, and the log says why.
+fn is_refused(ends: [&Cmd; 2], port: u16, refused: usize, why: &str) {
+    let server = pair::serve(ends[0], port).unwrap();
+    let client = ends[1].spawn().unwrap();
+    let mut both = [server, client];
+    both.swap(0, refused);
+    let [told, other] = both;
+    let told = told.wait().unwrap();
+    other.stop();
+    for words in ["RDMA_CM_EVENT_CONNECT_ERROR (status -95)", "UWARP_LINK requires memory, but ", why] {
+        assert!(told.text().contains(words), "{words}: {}", told.text());
+    }
+    assert!(!told.stdout.contains("ok connected"), "{}", told.text());
+}
+
+/// A program may forbid other processes of its user to look into it (PR_SET_DUMPABLE) at any time. From then
+/// on it shares nothing more with them.
+#[test]
+fn who_must_not_be_looked_into_shares_nothing() {
+    let program = cc::build("shares", &Path::new(env!("CARGO_TARGET_TMPDIR")).join("memory")).unwrap();
+    let end = |link: &str, args: String| over(link, &program.display().to_string()).args(&args);
+    let uwarp = Cmd::new(Dist::find().unwrap().uwarp().unwrap());
+    // In turn: before which connection each end is not dumpable any more, and what becomes of them.
+    let rows: [([u32; 2], [&[&str]; 2]); 5] = [
+        ([0, 0], [&["", ""], &["", ""]]),
+        ([1, 0], [&[CANNOT_BE_TRACED; 2], &[ITS_PEER_CANNOT; 2]]),
+        ([0, 1], [&[ITS_PEER_DECIDES; 2], &[CANNOT_BE_TRACED; 2]]),
+        ([2, 0], [&["", CANNOT_BE_TRACED], &["", ITS_PEER_CANNOT]]),
+        ([0, 2], [&["", ITS_PEER_DECIDES], &["", CANNOT_BE_TRACED]]),
+    ];
+    for ([server, client], becomes) in rows {
+        let port = free_port();
+        let server = end("auto", format!("serve {port} 2 {server}"));
+        let client = end("auto", format!("connect {port} 2 {client}"));
+        end_up([&server, &client], port, &uwarp, becomes);
+    }
+    for (links, undumpable, refused, why) in [
+        (["auto", "memory"], [1, 0], 1, ITS_PEER_CANNOT),
+        (["auto", "memory"], [0, 1], 1, CANNOT_BE_TRACED),
+        (["memory", "auto"], [1, 0], 0, CANNOT_BE_TRACED),
+        (["memory", "auto"], [0, 1], 0, ITS_PEER_DECIDES),
+    ] {
+        let port = free_port();
+        let server = end(links[0], format!("serve {port} 1 {}", undumpable[0]));
+        let client = end(links[1], format!("connect {port} 1 {}", undumpable[1]));
+        is_refused([&server, &client], port, refused, why);
+    }
+}
+
+/// Gives a program one capability, CAP_NET_BIND_SERVICE: who starts it has it then (capabilities(7)).
+fn give_rights(program: &Path) {
+    // `struct vfs_cap_data` of the second revision, with its "effective" bit.
+    let words: [u32; 5] = [0x0200_0001, 1 << 10, 0, 0, 0];
+    let bytes: Vec<u8> = words.iter().flat_map(|word| word.to_le_bytes()).collect();
+    rustix::fs::setxattr(program, "security.capability", &bytes, rustix::fs::XattrFlags::empty()).unwrap();
+}
+
+/// A program with rights of its file's (AT_SECURE) must not be read by others of its user. It finds the
+/// library where it was told when it was linked: LD_LIBRARY_PATH is not heard.
+#[test]
+fn who_has_more_rights_than_its_user_shares_nothing() {
+    let lib = readable_by_all("rights");
+    let program = cc::build_with(
+        "shares",
+        &Path::new(env!("CARGO_TARGET_TMPDIR")).join("memory_rights"),
+        &format!("-Wl,-rpath,{}", lib.display()),
+    );
+    let program = program.unwrap();
+    let [plain, with_rights] = ["plain", "with_rights"].map(|name| lib.join(name));
+    for copy in [&plain, &with_rights] {
+        std::fs::copy(&program, copy).unwrap();
+    }
+    give_rights(&with_rights);
+    let end = |link: &str, program: &Path, args: String| {
+        let cmd = Cmd::new(program).args(&args).env("UWARP_LINK", link).limit(PATIENCE);
+        cmd.unset("LD_LIBRARY_PATH").as_user(SOMEBODY)
+    };
+    // Only the user's own command is answered.
+    std::fs::copy(Dist::find().unwrap().uwarp().unwrap(), lib.join("uwarp")).unwrap();
+    let uwarp = Cmd::new(lib.join("uwarp")).as_user(SOMEBODY);
+    let said = end("tcp", &with_rights, "connect 1".into()).run().unwrap();
+    assert!(said.stdout.contains("AT_SECURE 1"), "is /tmp mounted with nosuid? {}", said.text());
+    let rows: [([&PathBuf; 2], [&[&str]; 2]); 3] = [
+        ([&plain, &plain], [&[""], &[""]]),
+        ([&with_rights, &plain], [&[CANNOT_BE_TRACED], &[NOT_OFFERED]]),
+        ([&plain, &with_rights], [&[ITS_PEER_DECIDES], &[CANNOT_BE_TRACED]]),
+    ];
+    for (programs, becomes) in rows {
+        let port = free_port();
+        let server = end("auto", programs[0], format!("serve {port}"));
+        let client = end("auto", programs[1], format!("connect {port}"));
+        end_up([&server, &client], port, &uwarp, becomes);
+    }
+    for (links, programs, refused, why) in [
+        (["auto", "memory"], [&with_rights, &plain], 1, NOT_OFFERED),
+        (["auto", "memory"], [&plain, &with_rights], 1, CANNOT_BE_TRACED),
+        (["memory", "auto"], [&with_rights, &plain], 0, CANNOT_BE_TRACED),
+    ] {
+        let port = free_port();
+        let server = end(links[0], programs[0], format!("serve {port}"));
+        let client = end(links[1], programs[1], format!("connect {port}"));
+        is_refused([&server, &client], port, refused, why);
+    }
+    std::fs::remove_dir_all(lib).unwrap();
 }

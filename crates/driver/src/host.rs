@@ -122,18 +122,23 @@ pub fn begin(
         if choice == LinkChoice::Rd {
             unsettled.stay(Why::Datagrams);
         } else if choice != LinkChoice::Tcp && (choice == LinkChoice::Memory || are_one_host(ends)) {
-            unsettled.stay(Why::NotOffered);
+            // It is the responder that offers it, and it knows why it has not.
+            let is_alone = !negotiated.initiator && qp.neighbours().is_none();
+            unsettled.stay(if is_alone { qp.why_alone() } else { Why::NotOffered });
         }
         return;
     };
     if choice == LinkChoice::Rd {
         return unsettled.stay(Why::Datagrams);
     }
+    let decline = |why| {
+        if let Some(neighbours) = qp.known_neighbours().filter(|_| !negotiated.initiator) {
+            neighbours.asked.decline(host.nonce, ends, unsettled.clone(), why);
+        }
+    };
     match (choice, qp.neighbours(), negotiated.initiator) {
-        (LinkChoice::Tcp, neighbours, initiator) => {
-            if let Some(neighbours) = neighbours.filter(|_| !initiator) {
-                neighbours.asked.decline(host.nonce, ends, unsettled.clone());
-            }
+        (LinkChoice::Tcp, ..) => {
+            decline(Why::TheirSetting);
             unsettled.stay(Why::Setting);
         }
         (_, Some(neighbours), true) => {
@@ -143,7 +148,11 @@ pub fn begin(
             }
         }
         (_, Some(neighbours), false) => neighbours.asked.expect(host.nonce, ends, unsettled),
-        (_, None, _) => unsettled.stay(qp.why_alone()),
+        // Or, since it has offered it, must not be looked into any more.
+        (_, None, _) => {
+            decline(Why::TheirSandbox);
+            unsettled.stay(qp.why_alone());
+        }
     }
 }
 
@@ -339,10 +348,14 @@ fn is_same_user(socket: impl AsFd) -> bool {
 }
 
 /// Whether other processes of the user must not read this one's memory: then it shares none.
-fn is_sandboxed() -> bool {
+pub(crate) fn is_sandboxed() -> bool {
+    !may_be_looked_into() || crate::has_more_rights_than_its_caller() || has_filters_of_its_own()
+}
+
+/// Whether the program lets other processes of its user trace it now (prctl(2), `PR_SET_DUMPABLE`).
+pub(crate) fn may_be_looked_into() -> bool {
     let dumpable = rustix::process::dumpable_behavior();
-    let is_dumpable = matches!(dumpable, Ok(rustix::process::DumpableBehavior::Dumpable));
-    !is_dumpable || crate::has_more_rights_than_its_caller() || has_filters_of_its_own()
+    matches!(dumpable, Ok(rustix::process::DumpableBehavior::Dumpable))
 }
 
 /// Whether the process has system call filters beyond those of its parent. A container's belong to both. The

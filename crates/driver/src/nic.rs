@@ -19,7 +19,7 @@ use uwarp_rnic::{AsyncSink, VerbsError};
 use crate::background;
 use crate::config::Config;
 use crate::engine::Engine;
-use crate::host::{Neighbours, Why};
+use crate::host::{self, Neighbours, Why};
 use crate::lanes::Lanes;
 use crate::pair::{QueuePair, WeakQueuePair};
 use crate::port::{Port, PortWatch};
@@ -172,8 +172,14 @@ impl Nic {
         Ok(started)
     }
 
-    /// What this process shares with others of its host; `None`: it uses TCP, and a log line says why.
+    /// What this process shares with others of its host; `None`: it uses TCP, and a log line says why. A
+    /// program may forbid others to look into it at any time, so that is asked for each stream.
     pub fn neighbours(&self) -> Option<Arc<Neighbours>> {
+        self.known_neighbours().filter(|_| host::may_be_looked_into())
+    }
+
+    /// The same, also if it shares nothing more from now on: who asks is still answered.
+    pub(crate) fn known_neighbours(&self) -> Option<Arc<Neighbours>> {
         if Config::get().links.need_no_memory() {
             return None;
         }

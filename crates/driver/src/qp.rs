@@ -359,6 +359,10 @@ impl Qp {
         self.shell.nic().neighbours()
     }
 
+    pub(crate) fn known_neighbours(&self) -> Option<Arc<Neighbours>> {
+        self.shell.nic().known_neighbours()
+    }
+
     pub(crate) fn why_alone(&self) -> Why {
         self.shell.nic().why_alone()
     }

@@ -227,11 +227,15 @@ impl Counters {
 
 /// All processes of this user, or the requested ones, in the order of their numbers.
 fn query_all(wanted: &[u32]) -> io::Result<Vec<Process>> {
-    let mut processes: Vec<_> = names()?
-        .into_iter()
-        .filter(|(pid, _)| wanted.is_empty() || wanted.contains(pid))
-        .filter_map(|(pid, name)| query(pid, &name))
-        .collect();
+    let (named, others): (Vec<_>, Vec<_>) =
+        names()?.into_iter().partition(|(pid, _)| wanted.is_empty() || wanted.contains(pid));
+    let ask = |names: Vec<(u32, String)>| names.into_iter().filter_map(|(pid, name)| query(pid, &name));
+    let is_wanted = |process: &Process| wanted.is_empty() || wanted.contains(&process.pid);
+    let mut processes: Vec<_> = ask(named).filter(is_wanted).collect();
+    // In a container, a process has another number than the one that we see, and its socket's name has that.
+    if wanted.iter().any(|pid| processes.iter().all(|process| process.pid != *pid)) {
+        processes.extend(ask(others).filter(is_wanted));
+    }
     // A process may have several names, of which another user has taken some.
     processes.sort_by_key(|process| (process.pid, process.answer.is_err()));
     processes.dedup_by_key(|process| process.pid);

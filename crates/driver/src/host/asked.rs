@@ -128,9 +128,9 @@ impl Asked {
         );
     }
 
-    /// As [`Self::expect`], but it gets no memory: so the user wants it. It need not wait to hear that.
-    pub fn decline(&self, nonce: [u8; 16], ends: [SocketAddr; 2], unsettled: Unsettled) {
-        let (until, answer) = (Instant::now() + EXPECTED, Err(Why::TheirSetting));
+    /// As [`Self::expect`], but it gets no memory, and need not wait to hear why.
+    pub fn decline(&self, nonce: [u8; 16], ends: [SocketAddr; 2], unsettled: Unsettled, why: Why) {
+        let (until, answer) = (Instant::now() + EXPECTED, Err(why));
         self.expect_and(nonce, Expected { ends, unsettled, until, answer });
     }
 
@@ -339,7 +339,14 @@ impl Asker {
 
     /// This process's end of the lane that is asked for.
     fn lane(&self, join: &Join, carries: Carries) -> Result<End, Why> {
-        let slab = usize::try_from(join.slab).ok().and_then(|at| self.shared.lock().slabs.get(at).cloned());
+        let slab = {
+            let shared = self.shared.lock();
+            // Another thread has found that it cannot be heard any more, and given back what it has passed.
+            if shared.over {
+                return Err(Why::NoResources);
+            }
+            usize::try_from(join.slab).ok().and_then(|at| shared.slabs.get(at).cloned())
+        };
         let slab = slab.filter(|slab| slab.carries() == carries);
         let (Some(slab), Ok(lane)) = (slab, usize::try_from(join.lane)) else { return Err(Why::NotOurs) };
         if !slab.claim_lane(lane) {
@@ -354,8 +361,10 @@ impl Asker {
     fn grant_datagrams(&self, asked: &Asked, join: &Join) -> Result<(), Why> {
         let [peer, own] = join.ends;
         asked.words.take([own, peer], join.nonce)?;
-        let port = asked.nic.upgrade().and_then(|nic| nic.served_datagram_port(own.port()));
-        let port = port.ok_or(Why::NotOurs)?;
+        let nic = asked.nic.upgrade().ok_or(Why::NotOurs)?;
+        // It may have changed since the word was sent.
+        nic.neighbours().ok_or(Why::TheirSandbox)?;
+        let port = nic.served_datagram_port(own.port()).ok_or(Why::NotOurs)?;
         let end = self.lane(join, Carries::Datagrams)?;
         port.rings().accept([own, peer], join.nonce, end)
     }

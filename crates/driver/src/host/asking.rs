@@ -125,7 +125,10 @@ impl Asking {
     /// Asks for a lane instead of this connection, or beside these ports.
     pub fn ask(&self, nonce: [u8; 16], ends: [SocketAddr; 2], wants: Wants) -> Result<(), (Why, Wants)> {
         let mut state = self.state.lock();
-        if self.is_over() || state.silent.is_some_and(|until| Instant::now() < until) {
+        if self.is_over() {
+            return Err((Why::Closed, wants));
+        }
+        if state.silent.is_some_and(|until| Instant::now() < until) {
             return Err((Why::Silent, wants));
         }
         let carries = wants.carries();
@@ -204,12 +207,12 @@ impl Asking {
         let (mut buffer, mut fds) = ([0; Answer::LEN + 1], Vec::new());
         let mut state = self.state.lock();
         let bytes = match receive(state.socket.as_ref()?, &mut buffer, &mut fds) {
-            Ok(0) => return Some(Err(Why::NotHere)),
+            Ok(0) => return Some(Err(Why::Closed)),
             Ok(bytes) => bytes,
             Err(Errno::INTR) => return Some(Ok(())),
             Err(Errno::AGAIN) => return None,
-            Err(Errno::MFILE) => return Some(Err(Why::NoResources)),
-            Err(_) => return Some(Err(Why::NotHere)),
+            Err(Errno::MFILE | Errno::NOMEM | Errno::NOBUFS) => return Some(Err(Why::NoResources)),
+            Err(_) => return Some(Err(Why::Closed)),
         };
         let Some(answer) = buffer.get(..bytes).and_then(Answer::parse) else {
             return Some(Err(Why::Version));
@@ -305,7 +308,7 @@ impl State {
 fn not_sent(error: Errno) -> Why {
     match error {
         Errno::AGAIN => Why::Silent,
-        Errno::PIPE | Errno::CONNRESET | Errno::NOTCONN => Why::NotHere,
+        Errno::PIPE | Errno::CONNRESET | Errno::NOTCONN => Why::Closed,
         _ => Why::NoResources,
     }
 }

@@ -46,6 +46,8 @@ pub enum Why {
     Version,
     /// No answer in time.
     Silent,
+    /// No answer, and it hears no more: it ends, has no descriptors or memory left, or does not understand.
+    Closed,
     /// The rules of this process say so.
     Setting,
     /// The rules of the peer's process say so.
@@ -59,6 +61,8 @@ pub enum Why {
     /// The program must not share memory: it has more rights than its user, cannot be looked at, or is in a
     /// sandbox.
     Sandbox,
+    /// The same of the peer's program, which had offered it before.
+    TheirSandbox,
     /// Reliable datagrams are required, and the connection came over TCP.
     Datagrams,
 }
@@ -72,6 +76,10 @@ impl std::fmt::Display for Why {
             Self::NoResources => "no descriptors or memory are left for it",
             Self::Version => "the peer is of another version",
             Self::Silent => "the peer's process has not answered in time",
+            Self::Closed => {
+                "the peer's process has not answered: it ends, has no descriptors or memory left for it, \
+                 or is of another version"
+            }
             Self::Setting => "UWARP_LINK says so here",
             Self::TheirSetting => "UWARP_LINK says so at the peer",
             Self::NotOffered => {
@@ -84,6 +92,7 @@ impl std::fmt::Display for Why {
             Self::Sandbox => {
                 "this program has more rights than its user, cannot be traced, or has a sandbox of its own"
             }
+            Self::TheirSandbox => "the peer's program cannot be traced any more",
         })
     }
 }
@@ -94,12 +103,14 @@ const FIRST: u32 = 1;
 const NEW_SLAB: u32 = 2;
 const DATAGRAMS: u32 = 4;
 /// What an answer says: the reasons that a responder may have.
-const ANSWERS: [(u32, Option<Why>); 5] = [
+const ANSWERS: [(u32, Option<Why>); 6] = [
     (0, None),
     (1, Some(Why::AnotherUser)),
     (2, Some(Why::NotOurs)),
     (3, Some(Why::NoResources)),
     (4, Some(Why::TheirSetting)),
+    // Who does not know it hears that no resources are left.
+    (5, Some(Why::TheirSandbox)),
 ];
 
 impl Join {
@@ -208,7 +219,7 @@ mod tests {
             assert_eq!(Join::parse(&join.to_bytes()), Some(join));
             assert_eq!(Join::parse(&join.to_bytes()[1..]), None);
         }
-        for refused in [None, Some(Why::AnotherUser), Some(Why::NotOurs), Some(Why::NoResources)] {
+        for (_, refused) in ANSWERS {
             let answer = Answer { nonce: [9; 16], refused };
             assert_eq!(Answer::parse(&answer.to_bytes()), Some(answer));
         }

@@ -15,7 +15,7 @@ use uwarp_rnic::qp::{Now, QpModify, QpState};
 
 use super::{Conn, Inner, Notice, Qp, StreamNumber, Timer, link_caps, mark};
 use crate::config::LinkChoice;
-use crate::host::{Granted, Why};
+use crate::host::{self, Granted, Why};
 use crate::places::Place;
 use crate::pump::Pump;
 
@@ -211,7 +211,9 @@ impl Qp {
         let seen = conn.link.peek_tcp();
         if seen == Some(true) {
             if required {
-                self.fail_to_settle(inner, Why::Initiator);
+                // It may be too early for this process to have said why it gives none.
+                let why = if host::is_sandboxed() { Why::Sandbox } else { Why::Initiator };
+                self.fail_to_settle(inner, why);
                 return false;
             }
             conn.settling = Settling::Over;

@@ -1,6 +1,6 @@
-/* What the groups of hangs_others share: messages, connections, and two processes that have these. */
-#ifndef UWARP_CONFORMANCE_HANGS_OTHERS_H
-#define UWARP_CONFORMANCE_HANGS_OTHERS_H
+/* What programs share whose groups are two processes: messages, connections, and the processes. */
+#ifndef UWARP_CONFORMANCE_PROCESSES_H
+#define UWARP_CONFORMANCE_PROCESSES_H
 
 #include <inttypes.h>
 #include <pthread.h>
@@ -14,7 +14,7 @@
 #include "links.h"
 
 /* Memory that the processes of a group have in common. */
-static void *in_common(size_t length)
+static inline void *in_common(size_t length)
 {
 	void *memory = mmap(NULL, length, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
 
@@ -24,17 +24,17 @@ static void *in_common(size_t length)
 
 /* ------------------------------------------------------------------ what messages hold */
 
-static uint64_t word_of(uint64_t message, uint64_t place)
+static inline uint64_t word_of(uint64_t message, uint64_t place)
 {
 	return (message + 1) * 0x9e3779b97f4a7c15 + place * 0xc2b2ae3d27d4eb4f;
 }
 
-static unsigned char byte_of(uint64_t message, uint64_t place)
+static inline unsigned char byte_of(uint64_t message, uint64_t place)
 {
 	return (unsigned char)(word_of(message, place / 8) >> place % 8 * 8);
 }
 
-static void fill(unsigned char *at, size_t length, uint64_t message)
+static inline void fill(unsigned char *at, size_t length, uint64_t message)
 {
 	size_t words = length / 8;
 
@@ -47,7 +47,7 @@ static void fill(unsigned char *at, size_t length, uint64_t message)
 		at[i] = byte_of(message, i);
 }
 
-static void must_hold(const unsigned char *at, size_t length, uint64_t message, const char *what)
+static inline void must_hold(const unsigned char *at, size_t length, uint64_t message, const char *what)
 {
 	for (size_t i = 0; i < length / 8; i++) {
 		uint64_t word;
@@ -63,7 +63,7 @@ static void must_hold(const unsigned char *at, size_t length, uint64_t message, 
 
 /* ------------------------------------------------------------------ connections */
 
-static bool over_memory(void)
+static inline bool over_memory(void)
 {
 	const char *link = getenv("LINK");
 
@@ -83,7 +83,7 @@ static struct rdma_conn_param param = {
 	.responder_resources = 16, .initiator_depth = 16, .rnr_retry_count = 7, .retry_count = 7,
 };
 
-static void resources(struct conn *c, uint32_t depth, uint32_t pieces)
+static inline void resources(struct conn *c, uint32_t depth, uint32_t pieces)
 {
 	struct ibv_qp_init_attr init = {
 		.cap = { depth, depth, pieces, pieces, 0 }, .qp_type = IBV_QPT_RC, .sq_sig_all = 1,
@@ -102,7 +102,7 @@ static void resources(struct conn *c, uint32_t depth, uint32_t pieces)
 }
 
 /* A listener on a port that the library chooses. */
-static struct rdma_cm_id *listener_on(struct rdma_event_channel *ch)
+static inline struct rdma_cm_id *listener_on(struct rdma_event_channel *ch)
 {
 	struct sockaddr_storage ss = sockaddr_of(address, 0);
 	struct rdma_cm_id *listener;
@@ -112,7 +112,7 @@ static struct rdma_cm_id *listener_on(struct rdma_event_channel *ch)
 	return listener;
 }
 
-static struct rdma_cm_id *resolve_to(uint16_t port)
+static inline struct rdma_cm_id *resolve_to(uint16_t port)
 {
 	struct sockaddr_storage ss = sockaddr_of(address, port);
 	struct rdma_cm_id *id;
@@ -125,7 +125,7 @@ static struct rdma_cm_id *resolve_to(uint16_t port)
 	return id;
 }
 
-static int submit(struct conn *c, enum ibv_wr_opcode op, struct ibv_sge *list, int count, uint64_t wr_id,
+static inline int submit(struct conn *c, enum ibv_wr_opcode op, struct ibv_sge *list, int count, uint64_t wr_id,
 		  uint64_t remote, uint32_t rkey)
 {
 	struct ibv_send_wr wr = {
@@ -135,7 +135,7 @@ static int submit(struct conn *c, enum ibv_wr_opcode op, struct ibv_sge *list, i
 	return ibv_post_send(c->id->qp, &wr, &bad);
 }
 
-static int receive(struct conn *c, struct ibv_sge *list, int count, uint64_t wr_id)
+static inline int receive(struct conn *c, struct ibv_sge *list, int count, uint64_t wr_id)
 {
 	struct ibv_recv_wr wr = { .wr_id = wr_id, .sg_list = list, .num_sge = count }, *bad;
 
@@ -143,7 +143,7 @@ static int receive(struct conn *c, struct ibv_sge *list, int count, uint64_t wr_
 }
 
 /* Whether there is a completion; it must be of success. */
-static bool take(struct ibv_cq *cq, struct ibv_wc *wc)
+static inline bool take(struct ibv_cq *cq, struct ibv_wc *wc)
 {
 	int n = ibv_poll_cq(cq, 1, wc);
 
@@ -156,21 +156,22 @@ static bool take(struct ibv_cq *cq, struct ibv_wc *wc)
 /* ------------------------------------------------------------------ two processes */
 
 static bool server;
+static void (*at_first)(void);	/* what each process does before it uses the library */
 static int other;		/* a socket to the other process */
 static uint16_t other_port;	/* what it listens on */
 
-static void tell(const void *what, size_t length)
+static inline void tell(const void *what, size_t length)
 {
 	MUST(write(other, what, length) == (ssize_t)length);
 }
 
-static void hear(void *what, size_t length)
+static inline void hear(void *what, size_t length)
 {
 	if (!readable(other, LIMIT_MS) || read(other, what, length) != (ssize_t)length)
 		die("the other process says nothing");
 }
 
-static void both_are_here(void)
+static inline void both_are_here(void)
 {
 	char word = 0;
 
@@ -179,7 +180,7 @@ static void both_are_here(void)
 }
 
 /* One more connection with the other process. */
-static void meet(struct conn *c, uint32_t depth, uint32_t pieces)
+static inline void meet(struct conn *c, uint32_t depth, uint32_t pieces)
 {
 	if (server) {
 		c->id = must_event(events, RDMA_CM_EVENT_CONNECT_REQUEST).id;
@@ -195,7 +196,7 @@ static void meet(struct conn *c, uint32_t depth, uint32_t pieces)
 }
 
 /* Runs this in two processes, which then have so many connections. */
-static void two(void (*run)(void), int conns)
+static inline void two(void (*run)(void), int conns)
 {
 	int fds[2], status;
 	pid_t child;
@@ -208,6 +209,8 @@ static void two(void (*run)(void), int conns)
 	close(fds[!server]);
 	alarm(GROUP_LIMIT);
 	seed += server;
+	if (at_first)
+		at_first();
 	MUST(events = rdma_create_event_channel());
 	if (server) {
 		other_port = ntohs(rdma_get_src_port(listener_on(events)));
