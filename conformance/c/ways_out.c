@@ -17,10 +17,12 @@
 #define ROUNDS 12
 /* Messages that the receiver answers first. */
 #define ANSWERED 4
+/* How long the receiver is stopped, in one of the ways. */
+#define STOPPED_US 30000
 /* Of the burst, all signalled. */
 #define BURST 12
 
-enum way { LEAVES_AT_ONCE, KILLED, EXECUTES, EXITS, TO_ERR, TO_RESET, DESTROYS, CLOSES, COMPUTES, TELLS };
+enum way { LEAVES_AT_ONCE, KILLED, EXECUTES, EXITS, TO_ERR, TO_RESET, DESTROYS, CLOSES, COMPUTES, STOPS, TELLS };
 
 /* How the receiver learns of the last message. */
 enum sign { POLLED, IN_MEMORY, ARRIVED };
@@ -163,6 +165,9 @@ static void receiver(const struct story *story)
 	case CLOSES:
 		MUST(ibv_close_device(context) == 0);
 		break;
+	case STOPS:
+		kill(getpid(), SIGSTOP);
+		break;
 	case TELLS:
 		/* The sender moves to ERR now. */
 		break;
@@ -278,6 +283,11 @@ static void tell_of(void (*receiver)(const struct story *), void (*sender)(const
 		memset(shared, 0, sizeof *shared);
 		r = start(receiver, &story);
 		s = start(sender, &story);
+		if (story.way == STOPS) {
+			MUST(waitpid(r, &result, WUNTRACED) == r && WIFSTOPPED(result));
+			usleep(STOPPED_US);
+			MUST(kill(r, SIGCONT) == 0);
+		}
 		MUST(waitpid(s, &result, 0) == s);
 		MUST(WIFEXITED(result) && WEXITSTATUS(result) == 0);
 		await(&shared->seen, 1);
@@ -318,6 +328,15 @@ static void killed(void)
 	map();
 	tell((struct story){ KILLED, POLLED, 1, SEND }, "a Send, then SIGKILL");
 	tell((struct story){ KILLED, IN_MEMORY, 1, WRITE }, "a Write seen in memory, then SIGKILL");
+}
+
+/* Its program does nothing more of its own: the library's thread acknowledges when it goes on. */
+static void stopping(void)
+{
+	map();
+	tell((struct story){ STOPS, POLLED, 1, SEND }, "a Send, then SIGSTOP and SIGCONT");
+	tell((struct story){ STOPS, POLLED, BURST, SEND }, "a burst of Sends, then SIGSTOP and SIGCONT");
+	tell((struct story){ STOPS, IN_MEMORY, 1, WRITE }, "a Write seen in memory, then SIGSTOP and SIGCONT");
 }
 
 static void executing(void)
@@ -383,7 +402,8 @@ static void setting_up(void)
 int main(int argc, char **argv)
 {
 	static const struct group groups[] = {
-		{ "leaving", leaving }, { "killed", killed }, { "executing", executing }, { "exiting", exiting },
+		{ "leaving", leaving }, { "killed", killed }, { "stopping", stopping },
+		{ "executing", executing }, { "exiting", exiting },
 		{ "erring", erring }, { "resetting", resetting }, { "destroying", destroying },
 		{ "telling", telling }, { "computing", computing }, { "setting_up", setting_up },
 	};
