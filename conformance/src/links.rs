@@ -80,6 +80,12 @@ impl Links {
     pub fn over_tcp(&self) -> usize {
         self.tcp.values().sum()
     }
+
+    /// Those of them that lead to another queue pair.
+    pub fn fell_back(&self) -> usize {
+        let to_itself = self.tcp.get("it leads from the queue pair to itself");
+        self.over_tcp() - to_itself.copied().unwrap_or_default()
+    }
 }
 
 impl fmt::Display for Links {

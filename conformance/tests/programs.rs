@@ -190,6 +190,7 @@ fn main() -> ExitCode {
     let results = results.lock().unwrap();
     if !args.list {
         print_times(&cases, &results);
+        println!("{}", counted.shown());
     }
     if as_it_is && thorough && !results.is_empty() {
         let written = world.dist().and_then(|dist| page::write(&cases, &results, dist));

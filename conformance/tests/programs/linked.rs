@@ -26,9 +26,35 @@ impl Linked {
     pub fn row(&self, case: &Case, topology: Topology) -> Outcome {
         let links = self.log.take()?;
         self.sum.lock().unwrap_or_else(|e| e.into_inner()).add(&links);
-        if std::env::var_os("SHOW_LINKS").is_some() {
-            eprintln!("LINKS {} {} [{topology}] {links}", case.program, case.manner);
+        let is_local = matches!(topology, Topology::Loopback4 | Topology::Loopback6);
+        match self.link.as_deref() {
+            None if is_local && !may_use_tcp(case) => {
+                require!(links.fell_back() == 0, "streams of one host fell back to TCP\n{links}");
+            }
+            Some("tcp") => require!(links.memory == 0, "UWARP_LINK=tcp, and not all is TCP\n{links}"),
+            _ => {}
         }
         Ok(())
     }
+
+    /// What all rows had.
+    pub fn shown(&self) -> String {
+        format!("ends of streams: {}", self.sum.lock().unwrap_or_else(|e| e.into_inner()))
+    }
+}
+
+/// Rows in which the two ends may share nothing, or that choose their links themselves.
+fn may_use_tcp(case: &Case) -> bool {
+    const MANNERS: [&str; 6] = [
+        // Another view of the peer, or nothing to offer in.
+        "UWARP_PEER=off",
+        "MPA revision 1",
+        // The server is another user's.
+        "as an ordinary user",
+        // They assert their links themselves.
+        "over rd",
+        "rd at one end",
+        "hybrid:",
+    ];
+    MANNERS.iter().any(|manner| case.manner.contains(manner))
 }

@@ -24,6 +24,11 @@ const STOPPED: &str = "stopped twice where it handles a completion, continued, d
                        bytes, before and after";
 const ATTACHED: &str = "gdb attaches and detaches while it waits; every round's bytes at both ends";
 
+const STOPPED_ONCE: &str =
+    "stopped where it waits for a completion, continued; the same result as without gdb";
+
+/// It stops once, and goes on.
+const GDB: &str = "gdb -q -nx -batch -return-child-result";
 const VALGRIND: &str = "valgrind --error-exitcode=9";
 const STRACE: &str = "strace -f -qq -o";
 
@@ -63,6 +68,14 @@ pub fn cases() -> Vec<Case> {
         row("ib_write_bw", "both ends under strace -f", WHOLE, LO, |w, p| write_bw(w, STRACE, p)),
         row("ibv_ud_pingpong", "both ends under valgrind", NO_ERROR, LO, |w, p| pingpong(w, VALGRIND, p)),
         row("ibv_ud_pingpong", "both ends under strace -f", WHOLE, LO, |w, p| pingpong(w, STRACE, p)),
+        row("ib_write_bw", "both ends under gdb, with a breakpoint", STOPPED_ONCE, LO, |w, p| {
+            write_bw(w, GDB, p)
+        }),
+        row("ibv_ud_pingpong", "-e, both ends under gdb, with a breakpoint", STOPPED_ONCE, LO, |w, p| {
+            pingpong(w, GDB, p)
+        }),
+        hello("both ends under gdb, with a breakpoint", |w, p| hello_behind(w, GDB, p)),
+        hello("both ends under strace -f", |w, p| hello_behind(w, STRACE, p)),
     ]
 }
 
@@ -78,12 +91,27 @@ fn behind(tool: &str, end: Cmd, dir: &Path) -> Outcome<Cmd> {
     if tool == STRACE {
         front.push(dir.join(format!("calls-{}", free_port())).into());
     }
+    if tool == GDB {
+        // The others do not wait for events, or find their completion before.
+        let waits = end.words().any(|word| word == "ibv_ud_pingpong");
+        let at = if waits { "tbreak ibv_get_cq_event" } else { "tbreak ibv_dereg_mr" };
+        let orders = ["tcatch load", "run", at, "continue", "bt 1", "continue"];
+        front.extend(orders.iter().flat_map(|order| ["-ex", order]).map(Into::into));
+        front.push("--args".into());
+    }
     if tool == VALGRIND && end.words().any(|word| word == "ib_write_bw") {
         let file = dir.join("perftest.supp");
         std::fs::write(&file, PERFTESTS_OWN).context(file.display())?;
         front.push(format!("--suppressions={}", file.display()).into());
     }
     Ok(end.behind(front).limit(LONG))
+}
+
+/// Whether gdb has stopped this program once, and it has ended as it should.
+fn was_stopped(out: &Output) -> Outcome {
+    let stops = out.stdout.matches(" hit Temporary breakpoint 2").count();
+    require!(stops == 1, "{stops} stops, wanted 1\n{}", out.text());
+    check::has(out, "exited normally]")
 }
 
 /// The installed example with these options of the compiler, both ends behind these words.
@@ -107,6 +135,14 @@ fn hello(
     let ends = pair::run(&end("server", place.server), &end("client", place.client), PORT)?;
     check::has(&ends.server, "received: hello from C").or_else(|why| ends.failure(why))?;
     Ok(ends)
+}
+
+fn hello_behind(world: &World, tool: &str, place: Place<'_>) -> Outcome {
+    let dir = Scratch::new("tools")?;
+    let front = behind(tool, Cmd::new("hello"), dir.path())?.words().collect::<Vec<_>>();
+    // Without the program itself.
+    let ends = hello(world, "", &front[..front.len() - 1], &[], place)?;
+    if tool == GDB { was_stopped(&ends.server).and(was_stopped(&ends.client)) } else { Ok(()) }
 }
 
 fn hello_under_valgrind(world: &World, place: Place<'_>) -> Outcome {
@@ -212,6 +248,9 @@ fn write_bw(world: &World, tool: &str, place: Place<'_>) -> Outcome {
     let server = behind(tool, world.over_uwarp(&line, place.server)?, dir.path())?;
     let client = world.over_uwarp(&format!("{line} {}", place.address), place.client)?;
     let ends = pair::run(&server, &behind(tool, client, dir.path())?, port)?;
+    if tool == GDB {
+        was_stopped(&ends.server).and(was_stopped(&ends.client))?;
+    }
     let rows = check::perftest_rows(&ends.client.stdout);
     match rows.as_slice() {
         [_] => Ok(()),
@@ -221,12 +260,16 @@ fn write_bw(world: &World, tool: &str, place: Place<'_>) -> Outcome {
 
 fn pingpong(world: &World, tool: &str, place: Place<'_>) -> Outcome {
     let (port, dir) = (free_port(), Scratch::new("tools")?);
-    let line = format!("ibv_ud_pingpong -g 0 -n 100 -p {port}");
+    let events = if tool == GDB { "-e " } else { "" };
+    let line = format!("ibv_ud_pingpong {events}-g 0 -n 100 -p {port}");
     let server = behind(tool, world.over_uwarp(&line, place.server)?, dir.path())?;
     let client = world.over_uwarp(&format!("{line} {}", place.address), place.client)?;
     let ends = pair::run(&server, &behind(tool, client, dir.path())?, port)?;
     for out in [&ends.server, &ends.client] {
         check::has(out, "100 iters in ").or_else(|why| ends.failure(why))?;
+        if tool == GDB {
+            was_stopped(out)?;
+        }
     }
     Ok(())
 }

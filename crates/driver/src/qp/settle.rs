@@ -292,7 +292,15 @@ impl Qp {
 
 /// Each stream says once which link it has, so that who reads the log knows which ones fell back.
 pub(super) fn say_link(qpn: u32, link: &Link) {
+    let to_itself = || {
+        let [own, peer] = link.addresses();
+        own.is_some() && own == peer
+    };
     match link.kind() {
+        // (The system is asked only if somebody reads it.)
+        Kind::Tcp if tracing::enabled!(tracing::Level::INFO) && to_itself() => {
+            tracing::info!(qpn, "the stream uses TCP: it leads from the queue pair to itself");
+        }
         Kind::Tcp => tracing::info!(qpn, "the stream uses TCP"),
         Kind::Memory => tracing::info!(qpn, "the stream uses memory"),
         Kind::Rd => tracing::info!(qpn, "the stream uses reliable datagrams"),
