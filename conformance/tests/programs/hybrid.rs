@@ -88,7 +88,7 @@ impl World {
         let client = peers.see(self, client, 1, &[(a, "memory"), (b, "memory"), (c, "rd")])?;
         let client = client.wait()?;
         check::statements(&client)?;
-        for (said, times) in [("asks the peer's process for memory", 2), ("uses reliable datagrams", 1)] {
+        for (said, times) in [("asks the peer's process for memory", 2), ("and no place is free", 1)] {
             let found = client.text().matches(said).count();
             require!(found == times, "\"{said}\" {found} times, wanted {times}\n{}", client.text());
         }

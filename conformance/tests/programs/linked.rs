@@ -45,7 +45,7 @@ impl Linked {
 
 /// Rows in which the two ends may share nothing, or that choose their links themselves.
 fn may_use_tcp(case: &Case) -> bool {
-    const MANNERS: [&str; 6] = [
+    const MANNERS: [&str; 7] = [
         // Another view of the peer, or nothing to offer in.
         "UWARP_PEER=off",
         "MPA revision 1",
@@ -54,6 +54,8 @@ fn may_use_tcp(case: &Case) -> bool {
         // They assert their links themselves.
         "over rd",
         "rd at one end",
+        // Their connections are the kernel's at first, and stay TCP.
+        "upgraded",
         "hybrid:",
     ];
     MANNERS.iter().any(|manner| case.manner.contains(manner))
