@@ -9,7 +9,8 @@
 # make peers    measures beside the kernel's siw and rxe and raw sockets, in one virtual machine, and prints tables; about
 #               an hour and a half, less with PEERS="--rounds 1" (conformance/siw/README.md has all options)
 # make soak     makes and ends connections for SOAK_SECONDS (default 600) and checks that nothing grows; kills and spoils
-#               KILLS (default 1000) processes that share memory with another one
+#               KILLS (default 1000) processes that share memory with another one, and more until each phase of a stream
+#               has had a tenth of them
 # make tsan     runs the stress test under the thread sanitizer, UWARP_STRESS_SECONDS for each of its long parts
 # make ranks    runs the C programs over a library whose locks check their order (docs/locks.md)
 # make aarch64  builds the library's lower half for AArch64 and runs its tests there, emulated; part of make programs

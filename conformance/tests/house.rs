@@ -283,7 +283,14 @@ fn the_connection_managers_machines_have_no_clock_socket_or_lock() {
 /// needs, once for each message; one that takes the decision would move the policy of polling into the core.
 const CORE: [&[&str]; 9] = [
     // The five verbs, and the link's part in them.
-    &["handle_input", "handle_timeout", "poll_transmit", "poll_timeout", "poll_action"],
+    &[
+        "handle_input",
+        "handle_input_counted",
+        "handle_timeout",
+        "poll_transmit",
+        "poll_timeout",
+        "poll_action",
+    ],
     &["transmitted", "rx_plan", "direct_received", "handle_link", "has_nothing_to_send", "has_action"],
     // Posting.
     &["post_send", "check_send", "post_checked", "post_recv", "resume"],

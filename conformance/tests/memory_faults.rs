@@ -11,7 +11,7 @@ use uwarp_conformance::process::{Cmd, Output, Running};
 use uwarp_conformance::topology::free_port;
 use uwarp_conformance::{cc, pair};
 
-/// The survivors of so many; `make soak` has 1,000.
+/// So many are killed; `make soak` has 1,000.
 fn count(few: u32) -> u32 {
     std::env::var("KILLS").ok().and_then(|kills| kills.parse().ok()).unwrap_or(few)
 }

@@ -377,7 +377,8 @@ impl Pump {
                 left + n
             };
             let input = stage.get(..staged).unwrap_or(&[]);
-            let used = core.handle_input(now, input);
+            // A turn is long enough to be killed in it.
+            let used = core.handle_input_counted(now, input, |placed| around.lower().count_placed(placed));
             self.keep(input.get(used..).unwrap_or(&[]));
             turn.moved += n;
             // The end of the stream may have come with the last bytes: the system does not report that again.
@@ -392,6 +393,7 @@ impl Pump {
                 turn.interrupted = true;
                 return true;
             }
+            around.lower().count_placed(core.messages_placed());
         }
     }
 

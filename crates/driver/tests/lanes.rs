@@ -96,6 +96,8 @@ struct Lane {
     input: Rc<RefCell<Way>>,
     /// It has taken copies of all up to here.
     recalled: u64,
+    /// What it had counted when it was asked for bytes, each time; and what it has counted within a turn.
+    counted: Vec<u64>,
 }
 
 fn lanes() -> [Lane; 2] {
@@ -104,12 +106,14 @@ fn lanes() -> [Lane; 2] {
         out: out.clone(),
         input: input.clone(),
         recalled: 0,
+        counted: Vec::new(),
     };
     [lane(&a, &b), lane(&b, &a)]
 }
 
 impl Lane {
     fn read(&mut self, max: usize) -> Result<Vec<u8>, Stop> {
+        self.counted.push(self.out.borrow().placed);
         let mut way = self.input.borrow_mut();
         if let Some((shown, placed)) = way.shows_next.take() {
             (way.shown, way.placed) = (shown, placed);
@@ -204,6 +208,11 @@ impl LowerLayer for Lane {
         let mut input = self.input.borrow_mut();
         input.released = input.read;
         false
+    }
+
+    fn count_placed(&mut self, placed: u64) {
+        self.out.borrow_mut().placed = placed;
+        self.counted.push(placed);
     }
 
     fn peer_received(&self) -> Counts {
@@ -515,6 +524,23 @@ fn the_last_count_is_exact() {
     b.around.0.finish();
     a.run();
     assert_eq!(a.polled(), [(1, OK), (2, WcStatus::WrFlushErr), (3, WcStatus::WrFlushErr)]);
+}
+
+/// A process may be killed in a long turn: what it has placed in it is counted before it receives more.
+#[test]
+fn what_is_placed_counts_within_the_turn() {
+    for length in [90_000, 100] {
+        let [mut a, mut b] = pair(params());
+        for i in 0..3_u16 {
+            b.recv(u64::from(i), usize::from(i) * length, length);
+            a.send(u64::from(i), usize::from(i) * length, length);
+        }
+        a.run();
+        b.around.0.counted.clear();
+        b.pump.receive(&mut b.core, &Now::unread(), &mut b.around);
+        assert_eq!(b.polled(), [(0, OK), (1, OK), (2, OK)]);
+        assert!((0..3).all(|placed| b.around.0.counted.contains(&placed)), "{:?}", b.around.0.counted);
+    }
 }
 
 #[test]

@@ -27,6 +27,10 @@ macro_rules! pass_on_queries {
             self.inner.flush(received, wanted)
         }
 
+        fn count_placed(&mut self, placed: u64) {
+            self.inner.count_placed(placed);
+        }
+
         fn has_news(&self, acked: u64) -> bool {
             self.inner.has_news(acked)
         }
@@ -183,6 +187,13 @@ impl LowerLayer for Link {
             Self::Tcp(_) => false,
             Self::Lane(lane) => lane.flush(received, wanted),
             Self::Stream(stream) => stream.flush(received, wanted),
+        }
+    }
+
+    #[inline]
+    fn count_placed(&mut self, placed: u64) {
+        if let Self::Lane(lane) = self {
+            lane.count_placed(placed);
         }
     }
 

@@ -133,6 +133,10 @@ pub trait LowerLayer {
         false
     }
 
+    /// Within a turn: so many messages of the other end are in place, and more comes. Of a process that is
+    /// killed later in this turn, that counts.
+    fn count_placed(&mut self, _placed: u64) {}
+
     /// Whether a look at it may find anything: bytes, an end, or more than `acked` messages of this end
     /// acknowledged. Cheap, for a thread that polls.
     fn has_news(&self, _acked: u64) -> bool {

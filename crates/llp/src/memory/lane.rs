@@ -397,6 +397,12 @@ impl LowerLayer for Lane {
     }
 
     #[inline]
+    fn count_placed(&mut self, placed: u64) {
+        let (mine, line) = self.end.mine();
+        mine.placed(line, placed);
+    }
+
+    #[inline]
     fn has_news(&self, acked: u64) -> bool {
         let line = self.end.their_line();
         self.theirs.has_written(line, self.end.mine.head)

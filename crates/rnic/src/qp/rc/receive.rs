@@ -118,7 +118,13 @@ impl RcCore {
     /// Handles received bytes; returns how many were consumed. The rest must be at the beginning of the next
     /// call's input.
     pub fn handle_input(&mut self, now: &Now, input: &[u8]) -> usize {
-        let used = self.frames(now, input);
+        self.handle_input_counted(now, input, |_| ())
+    }
+
+    /// The same. Before each message behind the first, `count` hears how many are placed.
+    #[inline]
+    pub fn handle_input_counted(&mut self, now: &Now, input: &[u8], count: impl FnMut(u64)) -> usize {
+        let used = self.frames(now, input, count);
         self.end_uses();
         used
     }
@@ -130,7 +136,7 @@ impl RcCore {
         self.shell.local.end_use();
     }
 
-    fn frames(&mut self, now: &Now, input: &[u8]) -> usize {
+    fn frames(&mut self, now: &Now, input: &[u8], mut count: impl FnMut(u64)) -> usize {
         let mut used = 0;
         let mut scratch = Vec::new();
         while let Some(stream) = &mut self.stream {
@@ -147,6 +153,9 @@ impl RcCore {
             }
             if rest.is_empty() {
                 break;
+            }
+            if used > 0 {
+                count(stream.placed);
             }
             match stream.receiver.next(rest, &mut scratch) {
                 Err(e) => {
