@@ -17,6 +17,8 @@
 #define _GNU_SOURCE
 #include <linux/if_packet.h>
 
+#include <sys/file.h>
+
 #include "processes.h"
 
 #define QUARTER (1u << 20)
@@ -311,7 +313,8 @@ static void transparent(void)
 	unuse();
 }
 
-static long hugetlb_pages(long more)
+/* The pages of the system's pool; with `wanted`, sets it to that many. -1: there is none. */
+static long hugetlb_pages(long wanted)
 {
 	FILE *file = fopen("/proc/sys/vm/nr_hugepages", "r");
 	long now = 0;
@@ -320,8 +323,8 @@ static long hugetlb_pages(long more)
 		now = -1;
 	if (file)
 		fclose(file);
-	if (now >= 0 && more && (file = fopen("/proc/sys/vm/nr_hugepages", "w"))) {
-		fprintf(file, "%ld\n", now + more);
+	if (now >= 0 && wanted >= 0 && (file = fopen("/proc/sys/vm/nr_hugepages", "w"))) {
+		fprintf(file, "%ld\n", wanted);
 		fclose(file);
 	}
 	return now;
@@ -346,16 +349,18 @@ static void huge_end(void)
 	check(true, "the process lives", "");
 }
 
-/* The pool is the system's, so it is as before whatever becomes of the processes. */
+/* The pool is the system's, so it is as before whatever becomes of the processes; and one at a time uses it. */
 static void huge(void)
 {
-	long before = hugetlb_pages(0), more = 2 * SIZE / HUGE_PAGE;
-	int status;
+	int status, lock = open("/proc/sys/vm", O_RDONLY | O_DIRECTORY | O_CLOEXEC);
+	long before;
 	pid_t child;
 
 	alarm(0);
+	MUST(lock >= 0 && flock(lock, LOCK_EX) == 0);
+	before = hugetlb_pages(-1);
 	if (before >= 0)
-		hugetlb_pages(more);
+		hugetlb_pages(before + 2 * SIZE / HUGE_PAGE);
 	fflush(stdout);
 	MUST((child = fork()) >= 0);
 	if (child == 0) {
@@ -364,7 +369,8 @@ static void huge(void)
 	}
 	MUST(waitpid(child, &status, 0) == child);
 	if (before >= 0)
-		hugetlb_pages(-more);
+		hugetlb_pages(before);
+	close(lock);
 	check(status == 0, "both ends end as they should", "%x", status);
 }
 

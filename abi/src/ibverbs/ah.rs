@@ -66,11 +66,13 @@ unsafe fn create(pd: *mut ibv_pd, attr: &ibv_ah_attr) -> Result<*mut ibv_ah, Fai
 }
 
 /// The address that datagrams to `to` leave from, if `own` is the one that the program has named. `None`: the
-/// system chooses. To a group of the other family it must, and to a loopback address it should: that is not in our
-/// table, so the program could not name the one that belongs to it, and from a link-local one nothing gets there.
-fn source(own: IpAddr, to: IpAddr) -> Option<IpAddr> {
-    let cannot_be_named = to.is_loopback() && !own.is_loopback();
-    (to.is_ipv4() == own.is_ipv4() && !cannot_be_named).then_some(own)
+/// system chooses, as it must to a group of the other family. To a loopback address they leave from that one:
+/// it is not in our table, so the program could not name it, and from a link-local one nothing gets there.
+pub(super) fn source(own: IpAddr, to: IpAddr) -> Option<IpAddr> {
+    if to.is_loopback() && !own.is_loopback() {
+        return Some(to);
+    }
+    (to.is_ipv4() == own.is_ipv4()).then_some(own)
 }
 
 /// The GID to answer from: the address that the datagram was sent to. A group or a loopback address is not in
@@ -208,10 +210,10 @@ mod tests {
     }
 
     #[test]
-    fn to_a_loopback_address_the_system_chooses_the_source() {
+    fn to_a_loopback_address_the_source_is_that_one() {
         let source = |own: &str, to: &str| source(own.parse().expect("ours"), to.parse().expect("a peer"));
-        assert_eq!(source("fe80::1", "::1"), None);
-        assert_eq!(source("192.0.2.1", "127.0.0.1"), None);
+        assert_eq!(source("fe80::1", "::1"), "::1".parse().ok());
+        assert_eq!(source("192.0.2.1", "127.0.0.9"), "127.0.0.9".parse().ok());
         assert_eq!(source("192.0.2.1", "ff02::1"), None);
         assert_eq!(source("127.0.0.1", "127.0.0.1"), "127.0.0.1".parse().ok());
         assert_eq!(source("fe80::1", "fe80::2"), "fe80::1".parse().ok());

@@ -16,7 +16,7 @@ use uwarp_rsocket::OwnWork;
 use super::batch::Batch;
 use super::context::Context;
 use super::event::{AsyncEvents, cookie};
-use super::{modify, path, view};
+use super::{ah, modify, path, view};
 use crate::convention::Code;
 use crate::entry;
 use crate::failure::{Failure, required};
@@ -329,7 +329,8 @@ impl CQp {
             return Ok(None);
         }
         let path = path::of(&attr.ah_attr, context.device.port()).inspect_err(path::explain)?;
-        Ok(Some(Endpoint { to: path.peer, from: Some(path.local.ip()), marks: (0, 0) }))
+        let from = ah::source(path.local.ip(), path.peer.ip());
+        Ok(Some(Endpoint { to: path.peer, from, marks: (0, 0) }))
     }
 
     fn store(&self, attr: &ibv_qp_attr, mask: u32) {

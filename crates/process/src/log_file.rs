@@ -1,4 +1,4 @@
-//! `UWARP_LOG_FILE`: a file for log lines, which programs that speak to each other over standard error, or
+//! `UWARP_LOG_FILE`: a file for log lines (`-`: standard error, as without it), which programs that speak to each other over standard error, or
 //! throw it away, leave no place for. In its name `%p` is the process, `%h` the host, `%%` a percent sign.
 //!
 //! The file is opened for each line. A descriptor that stays open would be one that programs close, hand on to
@@ -15,7 +15,7 @@ use crate::rights::has_more_rights_than_its_caller;
 
 /// The name of this process's file.
 static FILE: PerProcess<Option<OsString>> = PerProcess::new(|| {
-    let name = std::env::var_os("UWARP_LOG_FILE").filter(|name| !name.is_empty());
+    let name = std::env::var_os("UWARP_LOG_FILE").filter(|name| !name.is_empty() && name != "-");
     name.filter(|_| !has_more_rights_than_its_caller()).map(|name| written_out(&name))
 });
 
@@ -31,7 +31,9 @@ pub fn is_wanted() -> bool {
 /// The system's, and the name of the file, for a sentence.
 pub fn append(line: &[u8]) -> Result<(), (&'static OsStr, Errno)> {
     let Some(name) = &*FILE else { return Ok(()) };
-    let appending = OFlags::WRONLY | OFlags::CREATE | OFlags::APPEND | OFlags::CLOEXEC | OFlags::NOCTTY;
+    // A pipe that nobody reads is an error, and no wait: some lines are said while locks are held.
+    let appending = OFlags::WRONLY | OFlags::CREATE | OFlags::APPEND | OFlags::NONBLOCK | OFlags::NOCTTY;
+    let appending = appending | OFlags::CLOEXEC;
     let result = open(name.as_os_str(), appending, Mode::from_raw_mode(0o666)).and_then(|file| {
         let mut rest = line;
         while !rest.is_empty() {

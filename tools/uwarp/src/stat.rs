@@ -227,19 +227,27 @@ impl Counters {
 
 /// All processes of this user, or the requested ones, in the order of their numbers.
 fn query_all(wanted: &[u32]) -> io::Result<Vec<Process>> {
-    let (named, others): (Vec<_>, Vec<_>) =
-        names()?.into_iter().partition(|(pid, _)| wanted.is_empty() || wanted.contains(pid));
-    let ask = |names: Vec<(u32, String)>| names.into_iter().filter_map(|(pid, name)| query(pid, &name));
-    let is_wanted = |process: &Process| wanted.is_empty() || wanted.contains(&process.pid);
-    let mut processes: Vec<_> = ask(named).filter(is_wanted).collect();
     // In a container, a process has another number than the one that we see, and its socket's name has that.
-    if wanted.iter().any(|pid| processes.iter().all(|process| process.pid != *pid)) {
-        processes.extend(ask(others).filter(is_wanted));
-    }
+    let named: Vec<_> = wanted.iter().flat_map(|pid| numbers(*pid)).collect();
+    let is_wanted = |pid: &u32, list: &[u32]| wanted.is_empty() || list.contains(pid);
+    let mut processes: Vec<_> = names()?
+        .into_iter()
+        .filter(|(pid, _)| is_wanted(pid, &named))
+        .filter_map(|(pid, name)| query(pid, &name))
+        .filter(|process| is_wanted(&process.pid, wanted))
+        .collect();
     // A process may have several names, of which another user has taken some.
     processes.sort_by_key(|process| (process.pid, process.answer.is_err()));
     processes.dedup_by_key(|process| process.pid);
     Ok(processes)
+}
+
+/// The numbers of a process: here, and in each PID namespace below that it is in.
+fn numbers(pid: u32) -> Vec<u32> {
+    let status = fs::read_to_string(format!("/proc/{pid}/status")).unwrap_or_default();
+    let line = status.lines().find_map(|line| line.strip_prefix("NSpid:")).unwrap_or_default();
+    let inner = line.split_whitespace().filter_map(|number| number.parse().ok());
+    std::iter::once(pid).chain(inner.filter(|number| *number != pid)).collect()
 }
 
 /// Processes by the number that their socket's name has, with this name.

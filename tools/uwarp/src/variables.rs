@@ -118,7 +118,7 @@ fn explanation(message: &str) -> String {
 pub fn unwritable(variable: &str, file: &OsStr) -> Option<String> {
     let what = match variable {
         "UWARP_TRACE" if file != "-" => "trace",
-        "UWARP_LOG_FILE" => "log",
+        "UWARP_LOG_FILE" if file != "-" => "log",
         _ => return None,
     };
     if file.is_empty() {

@@ -281,6 +281,13 @@ impl Asker {
             Err(_) => return Some(Err(())),
         };
         let Some(join) = buffer.get(..bytes).and_then(Join::parse) else { return Some(Err(())) };
+        // It may have changed since the stream began, and since the slab that this names was taken.
+        if !super::may_be_looked_into() {
+            drop(shared);
+            asked.state.lock().expected.remove(&join.nonce);
+            self.refuse(&join, Why::TheirSandbox);
+            return Some(Err(()));
+        }
         let learned = shared.learn(asked, &join, fds);
         drop(shared);
         if learned.is_none() {
@@ -339,20 +346,20 @@ impl Asker {
 
     /// This process's end of the lane that is asked for.
     fn lane(&self, join: &Join, carries: Carries) -> Result<End, Why> {
-        let slab = {
-            let shared = self.shared.lock();
-            // Another thread has found that it cannot be heard any more, and given back what it has passed.
-            if shared.over {
-                return Err(Why::NoResources);
-            }
-            usize::try_from(join.slab).ok().and_then(|at| shared.slabs.get(at).cloned())
-        };
+        // Until the lane is claimed: another thread may find that this process is not heard any more.
+        let shared = self.shared.lock();
+        // It has, and has given back what it has passed.
+        if shared.over {
+            return Err(Why::NoResources);
+        }
+        let slab = usize::try_from(join.slab).ok().and_then(|at| shared.slabs.get(at).cloned());
         let slab = slab.filter(|slab| slab.carries() == carries);
         let (Some(slab), Ok(lane)) = (slab, usize::try_from(join.lane)) else { return Err(Why::NotOurs) };
         if !slab.claim_lane(lane) {
             return Err(Why::NotOurs);
         }
         let mut end = End::new(slab, lane);
+        drop(shared);
         end.agreed();
         Ok(end)
     }
@@ -362,8 +369,6 @@ impl Asker {
         let [peer, own] = join.ends;
         asked.words.take([own, peer], join.nonce)?;
         let nic = asked.nic.upgrade().ok_or(Why::NotOurs)?;
-        // It may have changed since the word was sent.
-        nic.neighbours().ok_or(Why::TheirSandbox)?;
         let port = nic.served_datagram_port(own.port()).ok_or(Why::NotOurs)?;
         let end = self.lane(join, Carries::Datagrams)?;
         port.rings().accept([own, peer], join.nonce, end)
@@ -376,7 +381,8 @@ impl Asker {
     fn say(&self, answer: Answer) {
         let Some(asked) = self.asked.upgrade() else { return };
         let mut shared = self.shared.lock();
-        let bell = shared.bell.take();
+        // Nothing of this process's for who is refused because of that.
+        let bell = shared.bell.take().filter(|_| answer.refused != Some(Why::TheirSandbox));
         let fds: Vec<BorrowedFd<'_>> =
             bell.iter().flat_map(|bell| [asked.lanes.board(), bell.as_fd()]).collect();
         if shared.unsent.is_empty() && send(&self.socket, &answer.to_bytes(), &fds) != Err(Errno::AGAIN) {

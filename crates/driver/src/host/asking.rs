@@ -239,6 +239,8 @@ impl Asking {
         drop(state);
         let Waiting { mut end, wants, .. } = waiting;
         match answer.refused {
+            // It may have changed since this process has asked.
+            None if known && !super::may_be_looked_into() => wants.stay(Why::Sandbox),
             None if known => {
                 end.agreed();
                 wants.settle(end);

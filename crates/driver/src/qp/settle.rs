@@ -198,9 +198,8 @@ impl Qp {
         if core.has_heard() || conn.link.kind() != Kind::Tcp {
             // The initiator's first byte has come, and this is the link that it has come over.
             conn.settling = Settling::Over;
-            if conn.link.kind() == Kind::Tcp && conn.why_tcp.is_none() {
-                conn.why_tcp = Some(Why::Initiator);
-                say_tcp(self.qpn(), Why::Initiator);
+            if conn.link.kind() == Kind::Tcp {
+                say_tcp(self.qpn(), *conn.why_tcp.get_or_insert(Why::Initiator));
             }
             return true;
         }
@@ -212,7 +211,7 @@ impl Qp {
         if seen == Some(true) {
             if required {
                 // It may be too early for this process to have said why it gives none.
-                let why = if host::is_sandboxed() { Why::Sandbox } else { Why::Initiator };
+                let why = if host::may_be_looked_into() { Why::Initiator } else { Why::Sandbox };
                 self.fail_to_settle(inner, why);
                 return false;
             }
