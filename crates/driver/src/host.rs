@@ -26,6 +26,7 @@ use std::io::{IoSlice, IoSliceMut};
 use std::mem::MaybeUninit;
 use std::net::SocketAddr;
 use std::os::fd::{BorrowedFd, OwnedFd};
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Weak};
 use std::time::{Duration, Instant};
 
@@ -249,6 +250,7 @@ impl Wants {
 impl Neighbours {
     pub(crate) fn start(nic: &Nic) -> Result<Arc<Self>, Why> {
         if is_sandboxed() {
+            SANDBOXED.store(true, Ordering::Relaxed);
             return Err(Why::Sandbox);
         }
         let mut words = [[0; 16]; 2];
@@ -350,6 +352,15 @@ fn is_same_user(socket: impl AsFd) -> bool {
 /// Whether other processes of the user must not read this one's memory: then it shares none.
 pub(crate) fn is_sandboxed() -> bool {
     !may_be_looked_into() || crate::has_more_rights_than_its_caller() || has_filters_of_its_own()
+}
+
+/// This process has shared nothing from the beginning, because of that.
+static SANDBOXED: AtomicBool = AtomicBool::new(false);
+
+/// Whether it shares nothing because it must not be looked into. Of what the program has done since, only
+/// what a question to the system tells that any filter lets through.
+pub(crate) fn shares_nothing() -> bool {
+    SANDBOXED.load(Ordering::Relaxed) || !may_be_looked_into()
 }
 
 /// Whether the program lets other processes of its user trace it now (prctl(2), `PR_SET_DUMPABLE`).

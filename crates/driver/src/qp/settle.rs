@@ -211,7 +211,7 @@ impl Qp {
         if seen == Some(true) {
             if required {
                 // It may be too early for this process to have said why it gives none.
-                let why = if host::may_be_looked_into() { Why::Initiator } else { Why::Sandbox };
+                let why = if host::shares_nothing() { Why::Sandbox } else { Why::Initiator };
                 self.fail_to_settle(inner, why);
                 return false;
             }
