@@ -1,5 +1,5 @@
-//! Log lines go to stderr, filtered by `UWARP_LOG`. With `UWARP_LOG_FILE` they go to that file, and warnings and
-//! errors to stderr, too.
+//! Log lines go to stderr, filtered by `UWARP_LOG`. With `UWARP_LOG_FILE` they go to that file, and
+//! warnings and errors to stderr, too.
 //!
 //! Up to `info`, they are for the person who runs the program: `uwarp: qp 0xa07f00: the peer ended the
 //! connection: invalid remote key`. From `debug` on they are for whoever looks into the library, with the

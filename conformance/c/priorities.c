@@ -1,5 +1,5 @@
 /* A program that spins on its memory, never calls the library, and goes before all others: what its peer writes gets
- * there, since the library's thread goes before it (docs/contracts.md, "Real-time priority").
+ * there, since the library's thread goes before it (docs/contracts.md, "Who makes progress").
  *
  *	priorities [ADDRESS [GROUP]]	one line per statement: "ok name" or "FAIL name: what was seen"
  *

@@ -1,5 +1,6 @@
-//! Which link the streams of a row had: each says so in the library's log (`UWARP_LOG=info`), which goes to files
-//! of ours (`UWARP_LOG_FILE`). A row that is meant for memory must not pass because its streams fell back to TCP.
+//! Which link the streams of a row had: each says so in the library's log (`UWARP_LOG=info`), which goes to
+//! files of ours (`UWARP_LOG_FILE`). A row that is meant for memory must not pass because its streams fell
+//! back to TCP.
 
 use std::collections::BTreeMap;
 use std::fmt;

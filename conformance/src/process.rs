@@ -41,8 +41,8 @@ pub fn record<T>(run: impl FnOnce() -> T) -> (T, Vec<Cmd>) {
 /// Variables of all programs that set none of the same name; see [`set_by_default`].
 static BY_DEFAULT: Mutex<Vec<(&'static str, OsString)>> = Mutex::new(Vec::new());
 
-/// All programs that are started from now on have these variables. They are no part of a row, so the page does
-/// not show them.
+/// All programs that are started from now on have these variables. They are no part of a row, so the page
+/// does not show them.
 pub fn set_by_default(variables: &[(&'static str, OsString)]) {
     *BY_DEFAULT.lock().unwrap_or_else(|e| e.into_inner()) = variables.to_vec();
 }

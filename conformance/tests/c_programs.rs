@@ -16,9 +16,10 @@
 //! `upgrade_strangers`), data integrity
 //! between two processes (`verify`, `random`), event loops whose completion channels do not block
 //! (`own_loops`), what hangs other transports through shared memory (`hangs_others`), regions over mappings
-//! of every kind (`regions`), what is in shared memory (`slabs`), programs that go before all others (`priorities`), and connections that come and go in many
-//! threads without anything growing (`soak`). Each prints one line a statement; one that begins with FAIL
-//! fails the case, and one that says what was left out is shown.
+//! of every kind (`regions`), what is in shared memory (`slabs`), programs that go before all others
+//! (`priorities`), and connections that come and go in many threads without anything growing (`soak`). Each
+//! prints one line a statement; one that begins with FAIL fails the case, and one that says what was left
+//! out is shown.
 
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;

@@ -47,8 +47,8 @@ impl World {
         whole(&pair::run_datagrams(&server, &client, PORT)?)
     }
 
-    /// The same over `::1` on a host whose interface has no IPv6 address but the link-local one. The server answers
-    /// by `ibv_create_ah_from_wc`, with the only GID of that family.
+    /// The same over `::1` on a host whose interface has no IPv6 address but the link-local one. The server
+    /// answers by `ibv_create_ah_from_wc`, with the only GID of that family.
     pub fn udaddy_beside_link_local(&self, args: &str) -> Outcome {
         let host = NetNs::new()?;
         host.ip("link add up0 type veth peer name up1")?;

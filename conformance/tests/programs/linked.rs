@@ -1,5 +1,5 @@
-//! Rows between two programs of one host run over memory, by default: each asserts that none of its streams fell
-//! back to TCP, but for those listed here.
+//! Rows between two programs of one host run over memory, by default: each asserts that none of its streams
+//! fell back to TCP, but for those listed here.
 
 use std::sync::Mutex;
 

@@ -62,29 +62,30 @@
 //! | `AROUND` | 2 to 32 µs, at least 4 to 64 P | such a look is rare beside direct ones | P |
 //! | `UNSEEN` | 1 ms | how long other sockets wait beside waits | a promise |
 //! | `CONTESTS`, `DOUBT`, `GOOD`, `SOON`, `WITHOUT_…`, `ANSWERS` | counts | enough evidence | ratios |
-//! | `ACK` (rnic) | 250 µs | how long an acknowledgement waits for one to ride on, while a thread polls | a promise |
+//! | `ACK` (rnic) | 250 µs | how long an acknowledgement waits for a ride | a promise |
 //! | `HOLD` (rnic) | 16 empty polls | a library's polls before its program can answer | a ratio |
-//! | `ACK_EVERY`, `LEAD`, `ACK_WITHIN` (rnic) | 96, 192, 4 messages | what the queues of an adapter hold | a promise |
+//! | `ACK_EVERY`, `LEAD`, `ACK_WITHIN` (rnic) | 96, 192, 4 | messages in an adapter's queues | a promise |
 //! | `COME` (own loops) | 2 ms | what a loop that was woken handles first | a promise |
 //! | `LOOKS` (event loop, pump) | 4 | the turns of the program, of other sockets | a ratio |
 //! | `NAP` (lost leads) | 1 ms | such a look is rare beside [`LOST`] | a ratio |
-//! | `FOR_ACKS`, `FOR_FIRST` | 60 ms, halved by each wait in vain | other threads' turns of a processor | the waits |
+//! | `FOR_ACKS`, `FOR_FIRST` | 60 ms, halved in vain | other threads' turns of a processor | the waits |
 //! | `MANY` (ud) | 4 datagrams in a poll | a program that has more to do | enough evidence |
 //! | `JOINED` (ud) | 4 datagrams in a slot | a peer that sends runs | enough evidence |
 //! | `SOCKET_EVERY` (ud) | 16 looks at memory | together they cost as much as one at the socket | a ratio |
 //! | `LOOK_AFTER`, `LIST_COUNTS` (ud) | 32 sends; 8 for a list | a look costs little beside them | a ratio |
 //! | `STAMP_EVERY`, `STAMPS_UNTIL` (ud) | 8, 512 posts | a post takes as long as some polls | a ratio |
 //! | `LIST`, `LONG_RUN` (ud) | 16, 8 datagrams | a call takes as long as the pieces of some | a ratio |
-//! | `SLICE`, `SOON_DONE` (pace) | 1 ms, 500 µs | the system's turns; a poll that lost its processor is none | the system |
+//! | `SLICE`, `SOON_DONE` (pace) | 1 ms, 500 µs | the system's turns of a processor | the system |
 //! | `SLOWEST` (pace) | 40 µs | above any poll of a thread that runs | a bound |
 //! | `SPIN` (rsocket) | 10 µs, at least 16 P | how long librdmacm looks | P |
 //!
 //! A promise is to a user or a peer, and the same everywhere; where the machine is slow, it costs what it
 //! costs: an acknowledgement of its own where a round trip takes longer than `ACK`. (If no thread polls, it
 //! waits until that is noticed, after [`PUSH_PERIOD_MOST`] and [`ALIVE`]: docs/adr/009.) A ratio needs no
-//! machine: its costs are both in polls. What remains, the times of seconds in `rnic`, `host` and `rd`, ends
-//! what does not go on: limits of a silent peer, which no speed of a machine comes near. The times of connection set-up (`cm::timeouts`) are repetitions and
-//! limits, from 5 ms to minutes: far above a wake-up of the slowest machine that is meant.
+//! machine: its costs are both in polls. What remains, the times of seconds in `rnic`, `host` and `rd`,
+//! ends what does not go on: limits of a silent peer, which no speed of a machine comes near. The times of
+//! connection set-up (`cm::timeouts`) are repetitions and limits, from 5 ms to minutes: far above a wake-up
+//! of the slowest machine that is meant.
 //!
 //! `costs` runs these rules on machines from 0.05 to 50 times as slow as two of ours, also if they change,
 //! with programs that poll, poll once, block, compute, and share one processor.

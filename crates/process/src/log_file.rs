@@ -1,8 +1,9 @@
-//! `UWARP_LOG_FILE`: a file for log lines (`-`: standard error, as without it), which programs that speak to each other over standard error, or
-//! throw it away, leave no place for. In its name `%p` is the process, `%h` the host, `%%` a percent sign.
+//! `UWARP_LOG_FILE`: a file for log lines (`-`: standard error, as without it), which programs that speak
+//! to each other over standard error, or throw it away, leave no place for. In its name `%p` is the
+//! process, `%h` the host, `%%` a percent sign.
 //!
-//! The file is opened for each line. A descriptor that stays open would be one that programs close, hand on to
-//! their children and count; log lines are rare. Lines of one write each do not mix.
+//! The file is opened for each line. A descriptor that stays open would be one that programs close, hand on
+//! to their children and count; log lines are rare. Lines of one write each do not mix.
 
 use std::ffi::{OsStr, OsString};
 use std::os::unix::ffi::{OsStrExt as _, OsStringExt as _};

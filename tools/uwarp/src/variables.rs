@@ -112,9 +112,9 @@ fn explanation(message: &str) -> String {
     }
 }
 
-/// Why the file of `--trace` or `--log-file` cannot be written, if this variable names one. Without this check,
-/// the library would notice it only when the program opens the device, and the user would see a line in the
-/// log and no trace. The file is not opened: the reader of a FIFO would see its end.
+/// Why the file of `--trace` or `--log-file` cannot be written, if this variable names one. Without this
+/// check, the library would notice it only when the program opens the device, and the user would see a line
+/// in the log and no trace. The file is not opened: the reader of a FIFO would see its end.
 pub fn unwritable(variable: &str, file: &OsStr) -> Option<String> {
     let what = match variable {
         "UWARP_TRACE" if file != "-" => "trace",

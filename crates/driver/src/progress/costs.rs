@@ -362,8 +362,8 @@ fn a_machine_may_change_under_one_that_blocks_polls_once_or_computes() {
     }
 }
 
-/// Slower than the times follow: a poll of half a millisecond. The background thread may serve what the program
-/// polls for, but nothing waits for longer than elsewhere.
+/// Slower than the times follow: a poll of half a millisecond. The background thread may serve what the
+/// program polls for, but nothing waits for longer than elsewhere.
 #[test]
 fn where_the_times_do_not_follow_nobody_waits_longer() {
     let costs = EMULATED.times(5_000);
