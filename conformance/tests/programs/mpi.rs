@@ -476,11 +476,11 @@ impl World {
     /// adapters that it knows.
     fn eager_writes(&self, place: Place<'_>) -> Outcome {
         let job = Job { mpi: OPEN_MPI, ranks: 4, transport: "openib" };
-        // A rank sometimes ends with SIGSEGV when all is done (docs/flakes.md). Open MPI does not say which call
-        // has failed before; the library does.
-        const WITH: Env =
+        // A rank sometimes ends with SIGSEGV when all is done (docs/flakes.md). Open MPI does not say which
+        // call has failed before; the library does.
+        let settings: Env =
             &[("OMPI_MCA_btl_openib_use_eager_rdma", "1"), ("UWARP_LOG", "warn,uwarp::abi=debug")];
-        let trace = self.traced("exchange", job, WITH, place)?;
+        let trace = self.traced("exchange", job, settings, place)?;
         let (writes, sends) = (messages(&trace, "Write"), messages(&trace, "Send"));
         require!(writes > sends && sends > 0, "{writes} Writes, {sends} Sends");
         Ok(())
