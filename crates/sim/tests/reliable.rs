@@ -232,7 +232,8 @@ fn paths_become_longer_and_shorter() {
     let plan = Plan { paths: 20, long: 700, pause: 2 * MS, ..Plan::default() };
     let tally = worlds("paths", 100, plan);
     assert_eq!(tally.failed, 0, "{tally:?}");
-    assert!(tally.long * 5 > tally.packets, "{tally:?}");
+    // After a path was found to be shorter, nothing longer is tried for ten minutes.
+    assert!(tally.long * 10 > tally.packets, "{tally:?}");
     let tally = worlds("paths that lose", 100, Plan { links: BAD, ..plan });
     assert_eq!(tally.failed, 0, "{tally:?}");
 }

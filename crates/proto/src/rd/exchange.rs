@@ -177,7 +177,7 @@ impl Exchange {
             waiting_since: None,
             doubt: Doubt::new(now),
             refusals: Refusals::Untried,
-            recovery: Recovery::new(rtt),
+            recovery: Recovery::new(rtt, u32::try_from(start.longest).unwrap_or(u32::MAX)),
             congestion: Congestion::new(),
             pacer: Pacer::default(),
             marks: 0,
@@ -439,7 +439,7 @@ impl Exchange {
         let marks = ack.head.ce.map_or(0, |marks| marks.saturating_sub(self.marks));
         self.marks += marks;
         self.report(now, &news, before, Report { blind, marks, ..Report::default() });
-        self.on_news(&news);
+        self.on_news(now, &news);
         let mut finished = Finished::new();
         let mut is_news = self.outgoing.on_floor(floor, &mut finished);
         let mut at = floor;
@@ -505,7 +505,13 @@ impl Exchange {
         self.congestion.on_report(now, &report);
     }
 
-    fn on_news(&mut self, news: &News) {
+    fn on_news(&mut self, now: Instant, news: &News) {
+        if news.long_arrived {
+            self.path.on_long_arrived();
+        } else if let Some(sent) = news.long_lost {
+            let less = self.path.on_long_lost(now, sent);
+            less.into_iter().for_each(|factor| self.congestion.rescale(factor));
+        }
         for content in &news.acknowledged {
             match *content {
                 Content::Segment { message, attempt, start, end } => {
@@ -717,7 +723,7 @@ impl Exchange {
             }
         }
         self.report(now, &news, before, Report::default());
-        self.on_news(&news);
+        self.on_news(now, &news);
         self.outgoing.on_timeout(now);
         self.incoming.on_timeout(now, actions);
         if std::mem::take(&mut self.incoming.has_news) {

@@ -7,6 +7,7 @@
 //! | searching | two probes of a length are lost | searching below it |
 //! | searching | nothing is left to try | found, for ten minutes |
 //! | found, searching | three probe timeouts in a row | the first length again, for ten minutes |
+//! | found, searching | longer packets than at first were lost in three turns, and none arrived | likewise |
 //!
 //! A packet that is too long for its path is lost without a word wherever a router does not answer, or its
 //! answer is filtered. So nothing but a probe is sent with a new length, and a lost probe is no congestion.
@@ -27,6 +28,11 @@ const SEARCH_EVERY: Duration = Duration::from_secs(600);
 /// Probe timeouts in a row after which the path is taken for a shorter one.
 pub(super) const TIMEOUTS: u32 = 3;
 
+/// Turns in which long packets were lost and none arrived, each sent when the loss of the one before was
+/// known, after which the path is taken for a shorter one: short packets may well arrive then, so there is no
+/// silence (RFC 8899 section 4.3, the loss of a black hole).
+const HOLES: u32 = 3;
+
 /// The length of packets on a path.
 #[derive(Debug)]
 pub(super) struct Path {
@@ -44,13 +50,27 @@ pub(super) struct Path {
     asks: bool,
     /// When to ask again.
     again_at: Option<Instant>,
+    /// Turns in which long packets were lost, and when the last of them was found to be.
+    holes: u32,
+    hole_at: Option<Instant>,
 }
 
 impl Path {
     /// With packets of `first` bytes; the peer takes `peer`.
     pub(super) fn new(first: usize, peer: usize) -> Self {
         let tries = SmallVec::new();
-        Self { len: first, first, peer, tries, lost: 0, is_probing: false, asks: false, again_at: None }
+        Self {
+            len: first,
+            first,
+            peer,
+            tries,
+            lost: 0,
+            is_probing: false,
+            asks: false,
+            again_at: None,
+            holes: 0,
+            hole_at: None,
+        }
     }
 
     /// Bytes of a full packet.
@@ -122,10 +142,26 @@ impl Path {
         }
     }
 
+    /// A packet that is longer than the first length has arrived.
+    pub(super) fn on_long_arrived(&mut self) {
+        (self.holes, self.hole_at) = (0, None);
+    }
+
+    /// Such packets are lost, of which the last was sent at `sent`, and none has arrived meanwhile. Returns
+    /// as [`Self::on_silence`].
+    pub(super) fn on_long_lost(&mut self, now: Instant, sent: Instant) -> Option<f64> {
+        if self.hole_at.is_some_and(|before| sent <= before) {
+            return None;
+        }
+        (self.holes, self.hole_at) = (self.holes + 1, Some(now));
+        if self.holes < HOLES { None } else { self.on_silence(now) }
+    }
+
     /// Nothing has arrived for [`TIMEOUTS`] probe timeouts. Returns by how much packets are longer now, which
     /// is less than 1.
     pub(super) fn on_silence(&mut self, now: Instant) -> Option<f64> {
         self.tries.clear();
+        self.on_long_arrived();
         self.again_at = Some(now + SEARCH_EVERY);
         let before = std::mem::replace(&mut self.len, self.first);
         (before > self.first).then(|| self.first as f64 / before as f64)
@@ -173,6 +209,25 @@ mod tests {
         assert_eq!((path.len(), path.on_silence(now)), (1452, None));
         path.on_full(now + SEARCH_EVERY / 2);
         assert!(!path.take_question());
+    }
+
+    #[test]
+    fn long_packets_that_vanish_mean_a_shorter_path() {
+        let start = Instant::now();
+        let at = |ms| start + Duration::from_millis(ms);
+        let mut path = Path::new(1452, 8972);
+        path.search(60_000);
+        path.on_arrived(8972);
+        // Those of one turn are lost together, or one after the other.
+        for (sent, now) in [(0, 10), (1, 11), (9, 12), (13, 20), (14, 21)] {
+            assert_eq!(path.on_long_lost(at(now), at(sent)), None);
+        }
+        path.on_long_arrived();
+        for (sent, now) in [(22, 30), (31, 40)] {
+            assert_eq!(path.on_long_lost(at(now), at(sent)), None);
+        }
+        assert_eq!(path.on_long_lost(at(50), at(41)), Some(1452.0 / 8972.0));
+        assert_eq!(path.len(), 1452);
     }
 
     #[test]

@@ -80,6 +80,10 @@ pub(super) struct News {
     pub(super) acknowledged_packets: u32,
     /// The round-trip time of the largest of them, without the delay that the peer reports.
     pub(super) sample: Option<Duration>,
+    /// A packet that was longer than the first ones has arrived.
+    pub(super) long_arrived: bool,
+    /// When the last of those that are lost was sent.
+    pub(super) long_lost: Option<Instant>,
 }
 
 impl News {
@@ -108,6 +112,8 @@ pub(super) struct Recovery {
     /// Number of the first of `sent`.
     first: u64,
     sent: VecDeque<Sent>,
+    /// Bytes of a full packet at first.
+    usual: u32,
     largest_acknowledged: Option<u64>,
     /// Bytes of ack-eliciting packets whose fate is not known.
     in_flight: u64,
@@ -131,10 +137,12 @@ impl Recovery {
         self.sent.shrink_to_fit();
     }
 
-    pub(super) fn new(rtt: Rtt) -> Self {
+    /// With full packets of `usual` bytes at first.
+    pub(super) fn new(rtt: Rtt, usual: u32) -> Self {
         Self {
             first: 1,
             sent: VecDeque::new(),
+            usual,
             largest_acknowledged: None,
             in_flight: 0,
             charge: 0,
@@ -260,6 +268,7 @@ impl Recovery {
         }
         if sent.eliciting {
             news.progress = true;
+            news.long_arrived |= sent.bytes > self.usual;
             if let Some(delay) = largest {
                 let sample = now.saturating_duration_since(sent.at);
                 self.rtt.update(sample, delay);
@@ -298,6 +307,9 @@ impl Recovery {
                     news.lost_packets += 1;
                     run += 1;
                     news.run = news.run.max(run);
+                    if sent.bytes > self.usual {
+                        news.long_lost = news.long_lost.max(Some(sent.at));
+                    }
                 }
                 self.in_flight -= u64::from(sent.bytes);
                 self.charge -= charge(sent.bytes as usize);
@@ -378,7 +390,7 @@ mod tests {
             let start = Instant::now();
             let mut rtt = Rtt::new();
             rtt.update(MS, Duration::ZERO);
-            let mut recovery = Recovery::new(rtt);
+            let mut recovery = Recovery::new(rtt, 1452);
             for message in 1..=packets {
                 let content = Content::Segment { message, attempt: 0, start: 0, end: 1 };
                 recovery.on_sent(start, 100, true, SmallVec::from_slice(&[content]));

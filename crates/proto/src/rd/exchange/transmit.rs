@@ -185,7 +185,7 @@ impl Exchange {
         let (mut news, before) = (News::default(), self.recovery.in_flight());
         self.recovery.forget_half(&mut news);
         self.report(now, &news, before, Report::default());
-        self.on_news(&news);
+        self.on_news(now, &news);
     }
 
     /// Whether a packet of full length may be in flight besides those that are, and one of `more` bytes.
