@@ -3,8 +3,9 @@
 # make test     runs the whole test suite; this is what CI runs
 # make install  copies dist/ to PREFIX (default /usr/local)
 # make bench    measures, beside raw TCP sockets in the same run
-# make programs runs all programs of the table and of the guide, over TCP, and with more rounds where possible over what
-#               uwarp chooses, and writes docs/programs.md; each call of the set-up of memory fails with each error
+# make programs runs all programs of the table and of the guide, over TCP, over reliable datagrams, and with more rounds
+#               where possible over what uwarp chooses, and writes docs/programs.md; each call of the set-up of memory
+#               fails with each error
 # make siw      runs all tests against the Linux kernel's own iWARP, and prints a table
 # make peers    measures beside the kernel's siw and rxe and raw sockets, in one virtual machine, and prints tables; about
 #               an hour and a half, less with PEERS="--rounds 1" (conformance/siw/README.md has all options)
@@ -76,6 +77,7 @@ programs: dist aarch64
 	@scripts/setup build demo test programs
 	PROGRAMS=full $(CARGO_TEST) -p uwarp-conformance --test documents -- the_programs_of_the_guide
 	UWARP_LINK=tcp $(CARGO_TEST) -p uwarp-conformance --test programs
+	UWARP_LINK=rd $(CARGO_TEST) -p uwarp-conformance --test programs
 	PROGRAMS=full $(CARGO_TEST) -p uwarp-conformance --test programs
 	PROGRAMS=full $(CARGO_TEST) -p uwarp-conformance --test memory_faults -- a_call_that_fails
 

@@ -3,6 +3,7 @@
 //! Names carry the process id, so several suites can run side by side, and so a run that was killed can be
 //! cleaned up after: the first namespace of a run removes those whose process is gone.
 
+use std::fs::File;
 use std::os::unix::fs::MetadataExt;
 use std::path::PathBuf;
 use std::sync::Once;
@@ -10,9 +11,10 @@ use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::{Duration, Instant};
 
 use rustix::process::Pid;
+use uwarp_bottleneck::{Bottleneck, DEVICE, Shape};
 
 use crate::process::Cmd;
-use crate::{Outcome, require};
+use crate::{Context, Outcome, require};
 
 const PREFIX: &str = "uwarp-t";
 
@@ -139,6 +141,37 @@ impl Veth {
             ns.ip(&format!("link set {dev} up"))?;
         }
         ends.iter().try_for_each(|(ns, ..)| ns.until_up(dev))
+    }
+}
+
+/// Two namespaces joined by a path that is slow, long or bad, with the addresses of [`Veth`].
+#[derive(Debug)]
+pub struct Far {
+    /// Servers live here.
+    pub server: NetNs,
+    /// The other end.
+    pub client: NetNs,
+    /// What carries the packets: the first direction is the client's.
+    pub path: Bottleneck,
+}
+
+impl Far {
+    /// Makes both namespaces and joins them; both directions are so.
+    pub fn new(mtu: u32, shape: Shape) -> Outcome<Far> {
+        let (server, client) = (NetNs::new()?, NetNs::new()?);
+        let open = |ns: &NetNs| {
+            let file = format!("/run/netns/{}", ns.name);
+            File::open(&file).context(file)
+        };
+        let path = Bottleneck::between([open(&client)?, open(&server)?], [shape; 2], 1);
+        let path = path.context("a TUN device")?;
+        for (ns, v4, v6) in [(&server, Veth::SERVER4, Veth::SERVER6), (&client, Veth::CLIENT4, Veth::CLIENT6)]
+        {
+            ns.ip(&format!("addr add {v4}/24 dev {DEVICE}"))?;
+            ns.ip(&format!("addr add {v6}/64 dev {DEVICE} nodad"))?;
+            ns.ip(&format!("link set {DEVICE} mtu {mtu} up"))?;
+        }
+        Ok(Far { server, client, path })
     }
 }
 

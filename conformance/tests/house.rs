@@ -12,7 +12,7 @@ fn root() -> PathBuf {
 
 /// From the bottom up. A crate uses only those of the lines above its own.
 const LAYERS: [&[&str]; 7] = [
-    &["crates/process", "crates/wire", "abi/types", "abi/preload"],
+    &["crates/process", "crates/wire", "abi/types", "abi/preload", "tools/bottleneck"],
     &["crates/proto", "crates/mem"],
     &["crates/rnic", "crates/llp"],
     &["crates/driver"],

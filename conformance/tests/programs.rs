@@ -10,6 +10,9 @@
 //! program, and the version the installed one. Commands and settings are recorded when the row runs. The page
 //! has no times, because they would change it with each run.
 //!
+//! With `UWARP_LINK` all rows that choose no link themselves run over that one, and assert it; `make
+//! programs` does so with TCP and with reliable datagrams.
+//!
 //! The price: a result on the page may be older than the last change of the library, and a new row needs one
 //! run with `PROGRAMS=full`. If two branches conflict in the page, keep either side and run the other rows.
 //!
@@ -28,6 +31,8 @@ mod crates;
 mod datagrams;
 #[path = "programs/fabric.rs"]
 mod fabric;
+#[path = "programs/far.rs"]
+mod far;
 #[path = "programs/fresh.rs"]
 mod fresh;
 #[path = "programs/guest.rs"]
@@ -151,10 +156,15 @@ fn main() -> ExitCode {
     let cases = Arc::new(table::cases());
     let results: Arc<Mutex<Results>> = Arc::default();
     let counted = Arc::new(linked::Linked::start().unwrap());
-    let (mut trials, mut names, mut absent) = (Vec::new(), HashSet::new(), 0);
+    let over_rd = std::env::var_os("UWARP_LINK").is_some_and(|link| link == "rd");
+    let (mut trials, mut names, mut absent, mut not_for_rd) = (Vec::new(), HashSet::new(), 0, 0);
     for (index, case) in cases.iter().enumerate() {
         if case.program.starts_with(mpis::MVAPICH2) && mpis::mvapich2().is_none() {
             absent += 1;
+            continue;
+        }
+        if over_rd && linked::is_not_for_rd(case) {
+            not_for_rd += 1;
             continue;
         }
         for &topology in case.at {
@@ -181,6 +191,9 @@ fn main() -> ExitCode {
     }
     if absent > 0 {
         eprintln!("{absent} rows of MVAPICH2 are left out, because it is not here: see docs/mvapich2.md");
+    }
+    if not_for_rd > 0 {
+        eprintln!("{not_for_rd} rows are left out, because they are about other links than UWARP_LINK=rd");
     }
     if !thorough {
         let cases = cases.clone();

@@ -31,6 +31,10 @@ impl Linked {
             None if is_local && !may_use_tcp(case) => {
                 require!(links.fell_back() == 0, "streams of one host fell back to TCP\n{links}");
             }
+            Some("rd") if !may_use_tcp(case) => {
+                let all = links.memory == 0 && links.fell_back() == 0;
+                require!(all, "UWARP_LINK=rd, and not all goes that way\n{links}");
+            }
             Some("tcp") => require!(links.memory == 0, "UWARP_LINK=tcp, and not all is TCP\n{links}"),
             _ => {}
         }
@@ -59,4 +63,10 @@ fn may_use_tcp(case: &Case) -> bool {
         "hybrid:",
     ];
     MANNERS.iter().any(|manner| case.manner.contains(manner))
+}
+
+/// Rows that say nothing with `UWARP_LINK=rd`: what is upgraded is a connection of TCP, and where nobody
+/// listens nobody answers, so that link cannot be had (EOPNOTSUPP, which rows of `over_rd` want).
+pub fn is_not_for_rd(case: &Case) -> bool {
+    ["upgraded", "nobody listens"].iter().any(|manner| case.manner.contains(manner))
 }

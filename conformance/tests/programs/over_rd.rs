@@ -99,7 +99,7 @@ impl World {
     pub fn rping_over(&self, rules: [&str; 2], link: &str, env: Env, place: Place<'_>) -> Outcome {
         let port = free_port();
         let end = |role, rule, ns| {
-            let line = format!("rping {role} -V -S 1000 -C 5000 -a {} -p {port}", place.address);
+            let line = format!("rping {role} -V -S 1000 -C 2000 -a {} -p {port}", place.address);
             Ok(self.over(&line, rule, ns)?.envs(env))
         };
         let [server, client] = rules;
@@ -126,7 +126,7 @@ impl World {
         Ok(())
     }
 
-    fn pingpong_over_rd(&self, args: &str, place: Place<'_>) -> Outcome {
+    pub fn pingpong_over_rd(&self, args: &str, place: Place<'_>) -> Outcome {
         let port = free_port();
         let line = format!("ibv_rc_pingpong {args} -p {port}");
         let client = self.over(&line, "rd", place.client)?.arg(exchange(place));

@@ -72,15 +72,15 @@ fn memory(manner: &'static str, at: &'static [Topology], run: fn(&World, Place<'
 }
 
 impl World {
-    fn echoes(&self, way: (&str, &str), place: Place<'_>) -> Outcome {
+    pub fn echoes(&self, way: (&str, &str), place: Place<'_>) -> Outcome {
         self.example("rd_pingpong", 7472, way, place)
     }
 
-    fn reaches_memory(&self, way: (&str, &str), place: Place<'_>) -> Outcome {
+    pub fn reaches_memory(&self, way: (&str, &str), place: Place<'_>) -> Outcome {
         self.example("rd_memory", 7473, way, place)
     }
 
-    fn records(&self, service: &str, (bytes, frames): (&str, &str), place: Place<'_>) -> Outcome<Ends> {
+    pub fn records(&self, service: &str, (bytes, frames): (&str, &str), place: Place<'_>) -> Outcome<Ends> {
         let ends = self.both_ends("write_record", 7474, &format!("{service} {bytes} {frames}"), place)?;
         let all = frames.parse::<u64>().unwrap_or(0) * bytes.parse::<u64>().unwrap_or(0);
         let said =
