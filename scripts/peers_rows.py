@@ -45,6 +45,7 @@ IN_ONE_GUEST = [
     Column("rxe", "rxe", "rxe"),
     uwarp_column("tcp-crc", "uwarp, TCP with CRC", "--link tcp", "tcp"),
     uwarp_column("tcp", "uwarp, TCP", "--link tcp --crc off", "tcp"),
+    uwarp_column("rd", "uwarp, rd", "--link rd --crc off", "rd"),
     uwarp_column("memory", "uwarp, memory", "--link memory", "memory"),
 ]
 

@@ -231,6 +231,24 @@ fn event_loops_are_measured() {
     }
 }
 
+/// Streams that share a path which the command makes.
+#[test]
+fn shares_of_a_path_are_measured() {
+    let output =
+        uwarp("bench sharing --json --quick --only short-rd-cubic --only loss-5-rd --only usual-one");
+    let report = document(&output.limit(LIMIT).run_ok().unwrap());
+    let rows = report["figures"].as_array().unwrap();
+    let ids: Vec<_> = rows.iter().map(|row| row["id"].as_str().unwrap()).collect();
+    assert_eq!(ids, ["loss-5-rd", "short-rd-cubic", "usual-one"]);
+    for (row, streams) in rows.iter().zip([1, 2, 1]) {
+        let [round] = &row["rounds"].as_array().unwrap()[..] else { panic!("not one round: {row}") };
+        let goodput = round["goodput"].as_array().unwrap();
+        assert!(goodput.len() == streams && goodput.iter().all(positive), "{row}");
+        assert_eq!(row.get("share").is_some(), streams == 2, "{row}");
+        assert_eq!(positive(&round["lost"]), row["id"] == "loss-5-rd", "{row}");
+    }
+}
+
 /// By callgrind, so few figures: each takes some seconds.
 #[test]
 fn instructions_of_a_message_are_counted() {

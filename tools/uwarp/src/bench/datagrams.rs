@@ -3,8 +3,9 @@
 use std::time::{Duration, Instant};
 
 use super::ends::{Ends, out_of_turn};
+use super::fabric::datagram::GRH;
 use super::fabric::{Link, OUT};
-use super::protocol::{Answer, Figure, Order, Result, Role, Usage, Verb, Wait, Work};
+use super::protocol::{Answer, Failure, Figure, Order, Result, Role, Usage, Verb, Wait, Work};
 use super::raw::{NO_NUMBER, Raw};
 use super::raw_udp::{Tally, Window};
 use super::report::{Fact, Outcome};
@@ -76,8 +77,14 @@ pub fn sink(link: &Link, raw: &mut Raw) -> Result<()> {
 
 /// Posts messages of `size` bytes for about `time`, up to `window` in flight. The figure is bytes a second,
 /// until all are completed: then the peer has them.
-pub fn reliable_stream(link: &Link, raw: &mut Raw, size: u32, window: u32, time: Duration) -> Result<Figure> {
+pub fn reliable_stream(
+    link: &Link,
+    raw: &mut Raw,
+    (size, window, wait): (u32, u32, Wait),
+    time: Duration,
+) -> Result<Figure> {
     let mut message = link.message(Verb::Send, size, true);
+    let mut end = link.message(Verb::Send, END, true);
     raw.receive_number()?;
     let start = Instant::now();
     let (mut posted, mut completed) = (0_u64, 0_u64);
@@ -86,30 +93,64 @@ pub fn reliable_stream(link: &Link, raw: &mut Raw, size: u32, window: u32, time:
             link.post(&mut message)?;
             posted += 1;
         }
-        completed += u64::from(link.reap_sends()?);
+        completed += reap(link, wait)?;
     }
     let seconds = start.elapsed().as_secs_f64();
-    raw.send_number(completed)?;
-    Ok(Figure { value: completed as f64 * f64::from(size) / seconds, p99: None, operations: completed })
+    link.post(&mut end)?;
+    while reap(link, wait)? == 0 {}
+    raw.receive_number().and_then(|count| match count == completed {
+        true => Ok(Figure {
+            value: completed as f64 * f64::from(size) / seconds,
+            p99: None,
+            operations: completed,
+        }),
+        false => Err(Failure(format!("{completed} messages completed, {count} arrived"))),
+    })
 }
 
-/// The other end of [`reliable_stream`].
-pub fn take_all(link: &Link, raw: &mut Raw) -> Result<()> {
-    raw.send_number(0)?;
-    let (mut count, mut told) = (0_u64, None);
-    let mut empty = 0_u32;
-    while told != Some(count) {
-        let before = count;
-        link.reap_receives(|_| {
-            count += 1;
-            link.post_receive()
-        })?;
-        empty = if count == before { empty + 1 } else { 0 };
-        if told.is_none() && empty.is_multiple_of(64) {
-            told = raw.number_if_there()?;
+/// Completions of our messages; before it says that there are none, it has slept if it may.
+fn reap(link: &Link, wait: Wait) -> Result<u64> {
+    let mut count = link.reap_sends()?;
+    if count == 0 && wait == Wait::Block {
+        link.arm_sends()?;
+        count = link.reap_sends()?;
+        if count == 0 {
+            link.event()?;
         }
     }
-    Ok(())
+    Ok(count.into())
+}
+
+/// Bytes of the message behind a stream.
+const END: u32 = 8;
+
+/// The other end of [`reliable_stream`].
+pub fn take_all(link: &Link, raw: &mut Raw, wait: Wait) -> Result<()> {
+    raw.send_number(0)?;
+    let (mut count, mut ended, mut armed) = (0_u64, false, false);
+    while !ended {
+        let mut found = false;
+        link.reap_receives(|length| {
+            found = true;
+            if length <= END + GRH {
+                ended = true;
+            } else {
+                count += 1;
+            }
+            link.post_receive()
+        })?;
+        // A last look behind arm().
+        if found || wait != Wait::Block {
+            armed = false;
+        } else if armed {
+            link.event()?;
+            armed = false;
+        } else {
+            link.arm()?;
+            armed = true;
+        }
+    }
+    raw.send_number(count)
 }
 
 /// One item.

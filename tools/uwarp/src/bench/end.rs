@@ -34,9 +34,12 @@ pub fn run(args: &BenchEndArgs) -> ExitCode {
     let _ = rustix::process::set_parent_process_death_signal(Some(Signal::KILL));
     crate::run::raise_descriptor_limit();
     let mut end = End::default();
-    let mut started = match args.network_namespace {
-        true => nix::sched::unshare(CloneFlags::CLONE_NEWNET).map_err(Failure::of("a network namespace")),
-        false => Ok(()),
+    let mut started = match (args.network_namespace, args.namespace_of) {
+        (true, _) => {
+            nix::sched::unshare(CloneFlags::CLONE_NEWNET).map_err(Failure::of("a network namespace"))
+        }
+        (false, Some(process)) => join(process),
+        (false, None) => Ok(()),
     };
     for line in io::stdin().lock().lines() {
         let order = line
@@ -53,6 +56,13 @@ pub fn run(args: &BenchEndArgs) -> ExitCode {
         }
     }
     ExitCode::SUCCESS
+}
+
+/// Goes into the network namespace of another end.
+fn join(process: u32) -> Result<()> {
+    let there = std::fs::File::open(format!("/proc/{process}/ns/net"));
+    let there = there.map_err(Failure::of("the other end's network namespace"))?;
+    nix::sched::setns(there, CloneFlags::CLONE_NEWNET).map_err(Failure::of("setns"))
 }
 
 #[derive(Default)]
@@ -103,6 +113,10 @@ impl End {
                 self.connected = Some((raws, Link::connect(self.libraries()?, rdma)?));
             }
             Order::Pin { core } => self.pin(core)?,
+            Order::Congestion { control } => {
+                let (raws, _) = self.connected.as_ref().ok_or_else(|| Failure::new("not connected"))?;
+                raws.set_congestion(&control)?;
+            }
             Order::Run { job, role } => return self.job(job, role),
             Order::Gather { listen, most, shared_receives } => {
                 let crowd = Crowd::new(self.libraries()?, listen, most, shared_receives)?;
@@ -312,11 +326,11 @@ impl End {
                     (Work::Datagrams { size, list, depth }, Role::Active) => {
                         datagrams::stream(link, raw, size, (list, depth), time).map(Answer::Figure)
                     }
-                    (Work::ReliableStream { size, window }, Role::Active) => {
-                        datagrams::reliable_stream(link, raw, size, window, time).map(Answer::Figure)
+                    (Work::ReliableStream { size, window, wait }, Role::Active) => {
+                        datagrams::reliable_stream(link, raw, (size, window, wait), time).map(Answer::Figure)
                     }
-                    (Work::ReliableStream { .. }, Role::Passive) => {
-                        datagrams::take_all(link, raw).map(|()| Answer::Done)
+                    (Work::ReliableStream { wait, .. }, Role::Passive) => {
+                        datagrams::take_all(link, raw, wait).map(|()| Answer::Done)
                     }
                     _ => datagrams::sink(link, raw).map(|()| Answer::Done),
                 }
@@ -443,9 +457,11 @@ fn not_for_raw() -> Failure {
     Failure::new("raw TCP has no way to do this")
 }
 
-/// Configures our device of the pair; its name shows which of the two it is.
+/// Configures our device: one of the pair, whose name shows which, or that of a path.
 fn address_device(address: IpAddr, mtu: u32) -> Result<()> {
-    let device = if ip(&["link", "show", NEAR]).is_ok() { NEAR } else { FAR };
+    let devices = [NEAR, FAR, uwarp_bottleneck::DEVICE];
+    let device = devices.into_iter().find(|device| ip(&["link", "show", device]).is_ok());
+    let device = device.ok_or_else(|| Failure::new("there is no device to give an address"))?;
     let (mtu, address) = (mtu.to_string(), format!("{address}/24"));
     ip(&["address", "add", &address, "dev", device])?;
     ip(&["link", "set", device, "mtu", &mtu, "up"])?;

@@ -2,6 +2,7 @@
 //! by their process ids.
 
 use std::ffi::OsString;
+use std::fs::File;
 use std::io::{BufRead, BufReader, Write};
 use std::net::{IpAddr, Ipv4Addr, SocketAddr};
 use std::process::{Child, ChildStdin, ChildStdout, Command, Stdio};
@@ -9,7 +10,9 @@ use std::time::{Duration, Instant};
 
 use rustix::event::{PollFd, PollFlags, Timespec};
 use serde::Serialize;
+use uwarp_bottleneck::{Bottleneck, Shape};
 
+use super::MTU;
 use super::protocol::{Answer, Calls, Carrier, Failure, Figure, Job, Order, Result, Role, Sockets};
 
 /// Where the two ends are.
@@ -93,16 +96,54 @@ impl Ends {
             let there = Order::Pin { core: Some(0) };
             ends.both(&there, &there, PATIENCE)?;
         }
-        let address = ends.address;
-        let listening = ends.passive.request(&Order::Listen { address }, PATIENCE)?;
+        ends.connect()?;
+        Ok(ends)
+    }
+
+    /// Starts both in network namespaces of their own, with a path between them, and connects them.
+    pub fn along(
+        shapes: [Shape; 2],
+        seed: u64,
+        environment: &[(&'static str, OsString)],
+    ) -> Result<(Ends, Bottleneck)> {
+        let mut ends = Ends::homes([Home::New; 2], environment, Setting::Quiet)?;
+        // Each has its namespace when it answers.
+        ends.active.request(&Order::Start, PATIENCE)?;
+        ends.passive.request(&Order::Start, PATIENCE)?;
+        let [active, passive] = ends.processes().map(|id| File::open(format!("/proc/{id}/ns/net")));
+        let opened = active.and_then(|active| Ok([active, passive?]));
+        let namespaces = opened.map_err(Failure::of("a network namespace"))?;
+        let path = Bottleneck::between(namespaces, shapes, seed)
+            .map_err(Failure::of("a TUN device (/dev/net/tun) in a network namespace"))?;
+        ends.address_devices(MTU)?;
+        ends.connect()?;
+        Ok((ends, path))
+    }
+
+    /// Starts two more where these are, and connects them.
+    pub fn beside(&self, environment: &[(&'static str, OsString)]) -> Result<Ends> {
+        let mut ends = Ends::homes(self.processes().map(Home::Of), environment, Setting::Quiet)?;
+        ends.address = self.address;
+        ends.connect()?;
+        Ok(ends)
+    }
+
+    /// Lets the connections over raw TCP use this congestion control.
+    pub fn set_congestion(&mut self, control: &str) -> Result<()> {
+        let order = Order::Congestion { control: control.to_owned() };
+        self.both(&order, &order, PATIENCE).map(drop)
+    }
+
+    fn connect(&mut self) -> Result<()> {
+        let address = self.address;
+        let listening = self.passive.request(&Order::Listen { address }, PATIENCE)?;
         let Answer::Listening { raw, rdma } = listening else { return Err(out_of_turn()) };
-        ends.passive.send(&Order::Accept)?;
+        self.passive.send(&Order::Accept)?;
         let order =
             Order::Connect { raw: SocketAddr::new(address, raw), rdma: SocketAddr::new(address, rdma) };
         // The error of the side that failed is more useful than the report that the other side waits.
-        ends.active.request(&order, PATIENCE)?;
-        ends.passive.receive(PATIENCE)?;
-        Ok(ends)
+        self.active.request(&order, PATIENCE)?;
+        self.passive.receive(PATIENCE).map(drop)
     }
 
     /// Starts both for a program of sockets, and connects them as it does.
@@ -126,19 +167,28 @@ impl Ends {
 
     /// Not connected yet.
     fn apart(place: Place, environment: &[(&'static str, OsString)], setting: Setting) -> Result<Ends> {
+        match place {
+            Place::Loopback => Ends::homes([Home::Here; 2], environment, setting),
+            Place::Namespaces { mtu } => {
+                let mut ends = Ends::homes([Home::New; 2], environment, setting)?;
+                ends.join(mtu)?;
+                Ok(ends)
+            }
+        }
+    }
+
+    fn homes(
+        [active, passive]: [Home; 2],
+        environment: &[(&'static str, OsString)],
+        setting: Setting,
+    ) -> Result<Ends> {
         let loops = if setting == Setting::Crowded { Loop::for_each_processor()? } else { Vec::new() };
-        let mut ends = Ends {
-            active: End::start(place, environment, setting)?,
-            passive: End::start(place, environment, setting)?,
+        Ok(Ends {
+            active: End::start(active, environment, setting)?,
+            passive: End::start(passive, environment, setting)?,
             _loops: loops,
             address: IpAddr::V4(Ipv4Addr::LOCALHOST),
-        };
-        let address = match place {
-            Place::Loopback => IpAddr::V4(Ipv4Addr::LOCALHOST),
-            Place::Namespaces { mtu } => ends.join(mtu)?,
-        };
-        ends.address = address;
-        Ok(ends)
+        })
     }
 
     /// Gives the measuring thread at each end a core of its own, or leaves both to the system.
@@ -149,14 +199,19 @@ impl Ends {
     }
 
     /// The namespaces have no names and go away with their processes, and the devices with them.
-    fn join(&mut self, mtu: u32) -> Result<IpAddr> {
-        let [near, far] = [1, 2].map(|host| IpAddr::V4(Ipv4Addr::new(10, 77, 7, host)));
+    fn join(&mut self, mtu: u32) -> Result<()> {
         // The peer must have its namespace before a device can be put there.
         self.passive.request(&Order::Start, PATIENCE)?;
         self.active.request(&Order::Pair { peer: self.passive.child.id() }, PATIENCE)?;
+        self.address_devices(mtu)
+    }
+
+    fn address_devices(&mut self, mtu: u32) -> Result<()> {
+        let [near, far] = [1, 2].map(|host| IpAddr::V4(Ipv4Addr::new(10, 77, 7, host)));
         self.passive.request(&Order::Address { address: far, mtu }, PATIENCE)?;
         self.active.request(&Order::Address { address: near, mtu }, PATIENCE)?;
-        Ok(far)
+        self.address = far;
+        Ok(())
     }
 
     /// Runs a job and returns what the active end measured.
@@ -220,8 +275,18 @@ struct End {
     answers: BufReader<ChildStdout>,
 }
 
+/// Where a process of ours lives.
+#[derive(Clone, Copy)]
+enum Home {
+    Here,
+    /// In a network namespace of its own.
+    New,
+    /// In that of another process.
+    Of(u32),
+}
+
 impl End {
-    fn start(place: Place, environment: &[(&'static str, OsString)], setting: Setting) -> Result<End> {
+    fn start(home: Home, environment: &[(&'static str, OsString)], setting: Setting) -> Result<End> {
         let executable = std::env::current_exe().map_err(Failure::of("cannot find my own executable"))?;
         let emulator = format!("qemu-{}", std::env::consts::ARCH);
         let mut command = match setting {
@@ -239,8 +304,10 @@ impl End {
         };
         command.arg("bench-end").stdin(Stdio::piped()).stdout(Stdio::piped());
         command.envs(environment.iter().map(|(name, value)| (name, value)));
-        if matches!(place, Place::Namespaces { .. }) {
-            command.arg("--network-namespace");
+        match home {
+            Home::Here => {}
+            Home::New => _ = command.arg("--network-namespace"),
+            Home::Of(process) => _ = command.arg("--namespace-of").arg(process.to_string()),
         }
         let mut child = command.spawn().map_err(|error| match setting {
             Setting::Emulated if error.kind() == std::io::ErrorKind::NotFound => {

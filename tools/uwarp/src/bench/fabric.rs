@@ -537,6 +537,13 @@ impl Link {
         check("ibv_req_notify_cq", unsafe { req_notify_cq(self.receive_cq, 0) })
     }
 
+    /// The same for completions of our work requests, of a datagram queue pair.
+    pub fn arm_sends(&self) -> Result<()> {
+        let Some(req_notify_cq) = self.ops.req_notify_cq else { return Err(absent("req_notify_cq")) };
+        // SAFETY: the queue is ours.
+        check("ibv_req_notify_cq", unsafe { req_notify_cq(self.send_cq, 0) })
+    }
+
     /// `ibv_get_cq_event` and `ibv_ack_cq_events`; blocks.
     #[inline]
     pub fn event(&self) -> Result<()> {

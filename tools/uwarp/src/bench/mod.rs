@@ -32,6 +32,7 @@ mod raw_many;
 mod raw_udp;
 mod rdma;
 mod report;
+mod sharing;
 mod sockets;
 mod stats;
 #[allow(unsafe_code)]
@@ -74,6 +75,7 @@ pub fn run(args: &BenchArgs) -> ExitCode {
     let measured = match args.what {
         BenchWhat::Memory if args.peers.is_some() => place(args).and_then(|place| peers::run(args, place)),
         BenchWhat::Loops => loops::run(args),
+        BenchWhat::Sharing => sharing::run(args),
         BenchWhat::Instructions => place(args).and_then(|place| instructions::run(args, place)),
         BenchWhat::Sockets => place(args).and_then(|place| sockets::run(args, place)),
         _ => measure(args).map(|report| {
@@ -139,9 +141,8 @@ fn measure(args: &BenchArgs) -> Result<Report> {
     let (seconds, rounds) = (args.seconds.unwrap_or(seconds), args.rounds.unwrap_or(rounds));
     let extent = Extent { rounds, round_ms: ((seconds * 1000.0 / f64::from(rounds)) as u64).max(1) };
     let mut items = plan::items(args.what);
-    if place == Place::Loopback {
-        items = items.into_iter().flat_map(|item| [item.over_memory(), Some(item)]).flatten().collect();
-    }
+    let own = |item: &Item| if place == Place::Loopback { item.over_memory() } else { None };
+    items = items.into_iter().flat_map(|item| [own(&item), item.over_rd(), Some(item)]).flatten().collect();
     // Connections that are idle are made once for each link.
     items.sort_by_key(|item| item.group == plan::Group::Memory && item.link == Link::Tcp);
     let known: Vec<_> = items.iter().map(|item| item.id.clone()).collect();

@@ -64,6 +64,26 @@ impl Item {
             ..*self
         })
     }
+
+    /// The same by reliable datagrams, of what shows how a connection over them is beside one over TCP.
+    pub fn over_rd(&self) -> Option<Item> {
+        let goal = match self.id.as_str() {
+            "send-poll" => "no more than over TCP",
+            "send-1mib-crc-off" | "write-1mib-crc-off" => "0.75 of what TCP has",
+            "send-1mib-crc-on" | "write-1mib-crc-on" => "0.9 of what TCP has",
+            "connect-one" => "2 times as many as over TCP",
+            "connect-many" => "3 times as many as over TCP",
+            _ => return None,
+        };
+        Some(Item {
+            id: format!("rd-{}", self.id),
+            title: self.title.clone(),
+            link: Link::Rd,
+            goal: Goal::Budget(goal),
+            ways: self.ways.clone(),
+            ..*self
+        })
+    }
 }
 
 /// What is done for it.
@@ -379,7 +399,7 @@ fn datagrams(items: &mut Vec<Item>) {
         let ways = ways::ping_pong(Wait::Spin);
         items.push(item(id, title, Group::Datagrams, work, Goal::AtMost(1.25), ways));
     }
-    let work = Measure::One(Work::ReliableStream { size: 1 << 20, window: 8 });
+    let work = Measure::One(Work::ReliableStream { size: 1 << 20, window: 8, wait: Wait::Spin });
     let title = "1 MiB reliable messages, each posted alone".to_owned();
     let group = Group::DatagramBandwidth;
     items.push(item("reliable-1mib", title, group, work, Goal::AtLeast(0.7), ways::joined_datagrams()));
@@ -494,12 +514,13 @@ mod tests {
         let memory = |item: &Item| item.over_memory().map(|item| item.id);
         let items = items(BenchWhat::All);
         let mut ids: Vec<_> = items.iter().filter_map(memory).collect();
+        ids.extend(items.iter().filter_map(|item| item.over_rd().map(|item| item.id)));
         ids.extend(items.into_iter().map(|item| item.id));
         let count = ids.len();
         ids.sort();
         ids.dedup();
         assert_eq!(ids.len(), count);
-        for id in ["write-64kib-crc-off", "memory-write-64kib", "memory-rate"] {
+        for id in ["write-64kib-crc-off", "memory-write-64kib", "memory-rate", "rd-send-poll"] {
             assert!(ids.contains(&id.to_owned()), "{id}");
         }
     }

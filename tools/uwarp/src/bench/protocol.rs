@@ -60,6 +60,10 @@ pub enum Order {
     Pin {
         core: Option<usize>,
     },
+    /// Let the connections over raw TCP use this congestion control.
+    Congestion {
+        control: String,
+    },
     Run {
         job: Job,
         role: Role,
@@ -273,7 +277,7 @@ pub enum Work {
     Reliable { size: u32 },
     /// Reliable messages one way, each posted alone, up to `window` in flight. The figure is bytes a second,
     /// until the peer has them all.
-    ReliableStream { size: u32, window: u32 },
+    ReliableStream { size: u32, window: u32, wait: Wait },
     /// Datagrams one way, posted in lists of `list`, the last of each signalled, up to `depth` in flight. The
     /// figure is datagrams a second that arrive.
     Datagrams { size: u32, list: u32, depth: u32 },
@@ -317,8 +321,8 @@ impl Work {
             Work::Transaction { .. }
             | Work::Datagram { .. }
             | Work::Reliable { .. }
-            | Work::ReliableStream { .. }
             | Work::Datagrams { .. } => true,
+            Work::ReliableStream { wait, .. } => wait == Wait::Spin,
             Work::CopyCrc { .. } => false,
             Work::Path(path) => path != Path::Event,
         }

@@ -29,6 +29,13 @@ impl Raws {
         Ok(Raws { system, fixed: Raw::new(fixed)? })
     }
 
+    /// Lets them use this congestion control.
+    pub fn set_congestion(&self, control: &str) -> Result<()> {
+        [&self.system, &self.fixed].into_iter().try_for_each(|raw| {
+            sockopt::set_tcp_congestion(&raw.socket, control).map_err(Failure::of("TCP_CONGESTION"))
+        })
+    }
+
     /// The connection for this way.
     pub fn of(&mut self, way: Way) -> &mut Raw {
         match way {

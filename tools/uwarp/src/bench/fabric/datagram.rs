@@ -67,12 +67,17 @@ impl Link {
     pub fn datagrams(&self, service: Service, raw: &mut Raw) -> Result<Link> {
         let context = self.context();
         // SAFETY: the context is open.
-        let cq = || unsafe { (self.libraries.create_cq)(context, 4096, ptr::null_mut(), ptr::null_mut(), 0) };
+        let channel = unsafe { (self.libraries.create_comp_channel)(context) };
+        if channel.is_null() {
+            return Err(last("ibv_create_comp_channel"));
+        }
+        // SAFETY: as above.
+        let cq = || unsafe { (self.libraries.create_cq)(context, 4096, ptr::null_mut(), channel, 0) };
         let (send_cq, receive_cq) = (cq(), cq());
         if send_cq.is_null() || receive_cq.is_null() {
             return Err(last("ibv_create_cq"));
         }
-        let mut link = Link { send_cq, receive_cq, channel: ptr::null_mut(), peer: None, ..*self };
+        let mut link = Link { send_cq, receive_cq, channel, peer: None, ..*self };
         (link.qp, link.inline) = link.datagram_qp(service, RECEIVES)?;
         link.exchange_address(raw)?;
         // SAFETY: the queue pair is alive.
