@@ -49,6 +49,12 @@ pub struct Bottleneck {
     pub most_in_flight: u64,
     /// From the middle of the first half on, for a tenth of the run, each packet is late by this.
     pub spike: Time,
+    /// Packets in a thousand that are late.
+    pub late: u32,
+    /// By how much at most.
+    pub lateness: Time,
+    /// The alarm of a process is no finer.
+    pub alarm: Time,
 }
 
 impl Bottleneck {
@@ -100,6 +106,8 @@ struct Stream {
     to: SocketAddr,
     starts: Time,
     has_started: bool,
+    /// Times at which it looks at its timers are multiples of this.
+    alarm: Time,
     /// Bytes delivered since the middle of the run.
     delivered: u64,
 }
@@ -116,6 +124,8 @@ pub fn run(seed: u64, path: Bottleneck, kinds: &[(Kind, Time)]) -> Vec<Outcome> 
         queue: path.queue,
         delay: (half, half),
         loss: path.loss,
+        reordering: path.late,
+        reordering_by: path.lateness,
         ..LinkParams::default()
     };
     let back = LinkParams { delay: (half, half + 2_000), loss: path.loss / 2, ..LinkParams::default() };
@@ -176,7 +186,8 @@ impl Stream {
             Kind::Cubic => Engine::Model(Baseline::new(Box::new(Cubic::new()), most)),
             Kind::Bbr => Engine::Model(Baseline::new(Box::new(Bbr::new()), most)),
         };
-        Self { engine, from, to, starts, has_started: false, delivered: 0 }
+        let alarm = path.alarm.max(1);
+        Self { engine, from, to, starts, has_started: false, alarm, delivered: 0 }
     }
 
     fn next_time(&self) -> Option<Time> {
@@ -186,7 +197,7 @@ impl Stream {
         match &self.engine {
             Engine::Rd(stream) => {
                 let timers = [stream.sender.poll_timeout(), stream.receiver.poll_timeout()];
-                timers.into_iter().flatten().min().map(time)
+                timers.into_iter().flatten().min().map(|at| time(at).next_multiple_of(self.alarm))
             }
             Engine::Model(model) => model.timeout(),
         }

@@ -19,6 +19,9 @@ const FAST: Bottleneck = Bottleneck {
     duration: 150 * MS,
     most_in_flight: 1_000_000,
     spike: 0,
+    late: 0,
+    lateness: 0,
+    alarm: 0,
 };
 const TEN: Bottleneck = Bottleneck {
     name: "10 Gb/s, 50 us, queue 300 KB",
@@ -43,6 +46,17 @@ const TENTH: Bottleneck = Bottleneck {
     round_trip: 2 * MS,
     queue: 94_000,
     duration: 20_000 * MS,
+    ..TEN
+};
+
+/// That of `uwarp bench sharing`, whose ends sleep: their alarms are late.
+const FAR: Bottleneck = Bottleneck {
+    name: "100 Mb/s, 10 ms, queue as the path",
+    rate: 12_500_000,
+    round_trip: 10 * MS,
+    queue: 125_000,
+    duration: 4000 * MS,
+    alarm: MS / 2,
     ..TEN
 };
 
@@ -78,6 +92,30 @@ fn one_percent_of_loss_costs_a_tenth_at_most() {
     let short = Bottleneck { duration: 1000 * MS, ..ONE };
     let kept = share(Kind::Rd, short, 10);
     assert!(kept >= 0.9, "{kept:.3}");
+}
+
+/// The first measurement of a path that was not simulated: a pause took what its alarm said and what the
+/// alarm was late, so a window of 42 packets brought what 25 bring, was no longer "used", and did not grow.
+#[test]
+fn alarms_that_are_late_cost_nothing() {
+    for alarm in [100_000, MS / 2, MS] {
+        let path = Bottleneck { alarm, ..FAR };
+        let clean = alone(Kind::Rd, path).goodput;
+        assert!(clean > 0.9 * path.rate as f64, "{alarm}: {:.2}", clean / path.rate as f64);
+        let lossy = alone(Kind::Rd, Bottleneck { loss: 10, ..path }).goodput;
+        assert!(lossy > 0.9 * clean, "{alarm}: {:.2}", lossy / clean);
+    }
+}
+
+/// On the same path, where packets were late by a third of the round trip, each counted as lost.
+#[test]
+fn packets_that_are_late_cost_a_tenth_at_most() {
+    let clean = alone(Kind::Rd, FAR).goodput;
+    for late in [10, 100, 300] {
+        let path = Bottleneck { late, lateness: 5 * MS, ..FAR };
+        let kept = alone(Kind::Rd, path).goodput / clean;
+        assert!(kept > 0.9, "{late} in 1,000: {kept:.2}");
+    }
 }
 
 #[test]
@@ -123,7 +161,8 @@ fn a_spike_of_delay_does_not_end_it() {
 #[ignore = "prints the tables of docs/rd.md; some minutes"]
 fn the_whole_table() {
     println!("| path | | lossless, of the link | 1 % | 2 % | 5 % | 20 % |\n|---|---|---|---|---|---|---|");
-    for path in [FAST, TEN, ONE, TENTH] {
+    let far = Bottleneck { duration: 20_000 * MS, ..FAR };
+    for path in [FAST, TEN, ONE, TENTH, far] {
         for kind in [Kind::Rd, Kind::Cubic, Kind::Bbr] {
             let clean = alone(kind, path).goodput;
             let lossy: Vec<String> = [10, 20, 50, 200]
@@ -135,7 +174,7 @@ fn the_whole_table() {
         }
     }
     println!("\n| path | queue | first, second | share of the first | link used |\n|---|---|---|---|---|");
-    for path in [ONE, Bottleneck { duration: 40_000 * MS, ..TENTH }] {
+    for path in [ONE, Bottleneck { duration: 40_000 * MS, ..TENTH }, far] {
         for quarters in [1, 4, 16] {
             let pairs = [
                 (Kind::Rd, Kind::Rd),

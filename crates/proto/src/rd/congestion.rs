@@ -11,6 +11,7 @@
 //! | a loss | × max(0.5, (base + 50 µs) / (base + q)), at most 1 | H-TCP's adaptive backoff |
 //! | more than 2 % lost of the last 512 packets | × 0.85; more than 10 %: × 0.5 | BBR; RFC 8085 |
 //! | a queue that stands | second mode: + 1.5 packets, a loss × 0.7, delay is ignored | Copa (NSDI 2018) |
+//! | lost packets arrive | they count no more; the window is as before if all of that turn did | RFC 4015 |
 //! | a CE mark | × 0.85 | RFC 8511 |
 //! | a sample of a blind receiver | grows as above if it is below the target, else nothing | – |
 //!
@@ -85,6 +86,8 @@ pub(super) struct Report {
     pub(super) lost: u32,
     /// The longest run of lost packets without one between them that has arrived.
     pub(super) run: u32,
+    /// Packets that had counted as lost and have arrived.
+    pub(super) late: u32,
     /// Packets with a CE mark that are new.
     pub(super) marks: u32,
     /// The largest packet number acknowledged so far.
@@ -118,6 +121,15 @@ pub(super) struct Congestion {
     lost: u32,
     /// No further decrease before this packet is acknowledged.
     cut_number: u64,
+    /// What a loss has cost last.
+    cost: Option<Cost>,
+}
+
+/// What the window was before a loss, and the packets of that round trip that are still believed to be lost.
+#[derive(Debug, Clone, Copy)]
+struct Cost {
+    window: f64,
+    lost: u32,
 }
 
 impl Congestion {
@@ -138,6 +150,7 @@ impl Congestion {
             known: 0,
             lost: 0,
             cut_number: 0,
+            cost: None,
         }
     }
 
@@ -177,6 +190,9 @@ impl Congestion {
         for lost in [(report.lost, true), (report.acknowledged, false)] {
             (0..lost.0.min(HISTORY as u32)).for_each(|_| self.note(lost.1));
         }
+        if report.late > 0 {
+            self.on_late(report.late);
+        }
         if report.lost > 0 {
             self.on_loss(report);
         }
@@ -199,6 +215,32 @@ impl Congestion {
         self.known = (self.known + 1).min(HISTORY as u32);
     }
 
+    /// They were late, not lost: neither do they count as that, nor does the window stay smaller for them if
+    /// they were all (RFC 3522, RFC 4015).
+    fn on_late(&mut self, late: u32) {
+        let mut left = late.min(self.lost);
+        self.lost -= left;
+        // The newest first: it does not matter which, but they must go out of the count one day.
+        for back in 1..=HISTORY {
+            if left == 0 {
+                break;
+            }
+            let at = (self.at + HISTORY - back) % HISTORY;
+            let (word, bit) = (at / 64, 1_u64 << (at % 64));
+            if let Some(word) = self.history.get_mut(word).filter(|word| **word & bit != 0) {
+                *word &= !bit;
+                left -= 1;
+            }
+        }
+        if let Some(cost) = &mut self.cost {
+            cost.lost = cost.lost.saturating_sub(late);
+            if cost.lost == 0 {
+                self.window = self.window.max(cost.window);
+                self.cost = None;
+            }
+        }
+    }
+
     fn on_loss(&mut self, report: &Report) {
         let share = f64::from(self.lost) / f64::from(self.known.max(LEAST_HISTORY));
         let base = self.base();
@@ -218,8 +260,11 @@ impl Congestion {
             return;
         }
         self.is_start = false;
-        if factor < 1.0 {
-            self.cut(report, factor.max(0.5), LEAST_AFTER_LOSS, change);
+        let before = self.window;
+        if let Some(cost) = self.cost.as_mut().filter(|_| report.largest < self.cut_number) {
+            cost.lost += report.lost;
+        } else if factor < 1.0 && self.cut(report, factor.max(0.5), LEAST_AFTER_LOSS, change) {
+            self.cost = Some(Cost { window: before, lost: report.lost });
         }
     }
 
@@ -295,14 +340,16 @@ impl Congestion {
         self.change = change;
     }
 
-    /// Once a round trip.
-    fn cut(&mut self, report: &Report, factor: f64, least: f64, change: WindowChange) {
+    /// Once a round trip. Whether it was.
+    fn cut(&mut self, report: &Report, factor: f64, least: f64, change: WindowChange) -> bool {
         if report.largest < self.cut_number {
-            return;
+            return false;
         }
+        self.cost = None;
         self.window = (self.window * factor).max(least.min(self.window));
         self.change = change;
         self.cut_number = report.next;
+        true
     }
 }
 
@@ -312,6 +359,8 @@ const PACED_BELOW: f64 = 250e6;
 const BURST_TIME: f64 = 250e-6;
 /// Packets of a burst: a probe and what shows its loss, and what one system call takes.
 const BURST: (f64, f64) = (2.0, 44.0);
+/// Of lateness, at most the round trip through this.
+const MADE_UP: f64 = 4.0;
 /// The longest pause between two packets.
 const LONGEST_PAUSE: f64 = 0.5;
 
@@ -343,11 +392,15 @@ impl Pacer {
             return;
         };
         if self.next.is_none_or(|next| next <= now) {
-            let burst = (rate * BURST_TIME).clamp(BURST.0, BURST.1).floor();
+            // The alarm of a program that sleeps comes late, and what it has cost is made up for.
+            let late = self.next.map_or(0.0, |next| now.saturating_duration_since(next).as_secs_f64());
+            let late = late.min(congestion.smoothed / MADE_UP);
+            let burst = (rate * (BURST_TIME + late)).clamp(BURST.0, BURST.1).floor();
             // Below one packet a round trip, a burst would be a multiple of the window.
-            let burst = if congestion.window < 1.0 { 1.0 } else { burst };
+            let (burst, late) = if congestion.window < 1.0 { (1.0, 0.0) } else { (burst, late) };
             self.left = burst as u32;
-            self.next = Some(now + Duration::from_secs_f64((burst / rate).min(LONGEST_PAUSE)));
+            let pause = (burst / rate - late).clamp(0.0, LONGEST_PAUSE);
+            self.next = Some(now + Duration::from_secs_f64(pause));
         }
         self.left = self.left.saturating_sub(1);
     }
@@ -624,6 +677,57 @@ mod tests {
             }
         }
         (100, 0)
+    }
+
+    #[test]
+    fn packets_that_were_late_cost_nothing_in_the_end() {
+        let mut bench = Bench::new(40.0);
+        bench.ack(150, Report::default());
+        let before = bench.window();
+        bench.ack(0, lost(20));
+        // Of the same round trip.
+        let next = bench.number;
+        bench.number -= 100;
+        bench.ack(0, Report { largest: next - 50, ..lost(4) });
+        assert!(bench.window() < 0.6 * before && bench.congestion.lost == 24, "{}", bench.window());
+        bench.ack(0, Report { late: 20, ..Report::default() });
+        assert!(bench.window() < 0.7 * before && bench.congestion.lost == 4, "{}", bench.window());
+        bench.ack(0, Report { late: 4, ..Report::default() });
+        assert!(bench.window() >= before && bench.congestion.lost == 0, "{}", bench.window());
+        // Nothing is given back twice, or for what was lost before something else made it smaller.
+        bench.ack(0, lost(20));
+        bench.ack(0, Report { marks: 1, ..Report::default() });
+        let marked = bench.window();
+        bench.ack(0, Report { late: 40, ..Report::default() });
+        assert!(bench.window() < marked + 0.1 && bench.congestion.lost == 0, "{}", bench.window());
+    }
+
+    #[test]
+    fn a_burst_that_is_late_makes_up_for_it() {
+        let mut congestion = Congestion::new();
+        (congestion.window, congestion.is_start, congestion.smoothed) = (40.0, false, 10e-3);
+        let (mut now, mut pacer) = (Instant::now(), Pacer::default());
+        let end = now + Duration::from_millis(500);
+        let mut sent = 0;
+        while now < end {
+            if pacer.due(now).is_none() {
+                pacer.on_sent(now, &congestion, 1472);
+                sent += 1;
+            } else {
+                // The alarm comes half a millisecond late.
+                now = pacer.next().expect("a pause") + Duration::from_micros(500);
+            }
+        }
+        // 40 packets in 10 ms, and a quarter more.
+        assert!((2300..2600).contains(&sent), "{sent}");
+        // Who had nothing to send for a long time does not send a round trip's packets at once.
+        now += Duration::from_secs(1);
+        let mut burst = 0;
+        while pacer.due(now).is_none() {
+            pacer.on_sent(now, &congestion, 1472);
+            burst += 1;
+        }
+        assert!((10..15).contains(&burst), "{burst}");
     }
 
     #[test]

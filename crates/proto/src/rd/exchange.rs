@@ -283,6 +283,11 @@ impl Exchange {
         self.last_heard
     }
 
+    /// Whether the peer owes an acknowledgement and is not late with it yet.
+    pub(super) fn awaits_answer(&self) -> bool {
+        self.recovery.is_waiting() && !self.is_doubtful()
+    }
+
     /// Whether probes had no answer.
     pub(super) fn is_doubtful(&self) -> bool {
         self.recovery.probes() >= 2
@@ -497,6 +502,7 @@ impl Exchange {
             acknowledged: news.acknowledged_packets,
             lost: news.lost_packets,
             run: news.run,
+            late: news.late_packets,
             largest: self.recovery.largest_acknowledged(),
             next: self.recovery.next_number(),
             is_used: before * 2 >= self.window,

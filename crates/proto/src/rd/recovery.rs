@@ -16,13 +16,14 @@ use super::streams::{Control, StreamContent};
 
 /// A packet is lost when so many later ones are acknowledged (RFC 9002 section 6.1.1).
 const PACKET_THRESHOLD: u64 = 3;
-/// The same while the path is seen to reorder.
-const REORDERED_THRESHOLD: u64 = 16;
 /// Acknowledgements that are remembered while nothing else is in flight. A peer that only sends acknowledges
 /// none of them.
 const MOST_IDLE: usize = 64;
 /// How long reordering is remembered, in round trips (RFC 8985 section 6.2).
 const REORDERING_ROUNDS: u32 = 16;
+/// While it is, packets count as lost by time alone, and later by a quarter of the round trip for each step,
+/// up to a whole one.
+const MOST_STEPS: u32 = 4;
 
 /// What a packet carries that must be done again if it is lost.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -64,6 +65,15 @@ struct Sent {
     contents: Contents,
 }
 
+/// The path has been seen to reorder: a packet that counted as lost was late.
+#[derive(Debug, Clone, Copy)]
+struct Reordering {
+    until: Instant,
+    /// One more for each round trip in which that was seen.
+    steps: u32,
+    stepped_at: Instant,
+}
+
 /// What an acknowledgement, or the time, has shown.
 #[derive(Debug, Default)]
 pub(super) struct News {
@@ -76,6 +86,8 @@ pub(super) struct News {
     /// Packets that were lost, and the longest run of them with none between that has arrived.
     pub(super) lost_packets: u32,
     pub(super) run: u32,
+    /// Packets that had counted as lost and have arrived.
+    pub(super) late_packets: u32,
     /// Ack-eliciting packets that were in flight until now.
     pub(super) acknowledged_packets: u32,
     /// The round-trip time of the largest of them, without the delay that the peer reports.
@@ -127,7 +139,7 @@ pub(super) struct Recovery {
     probes: u32,
     /// When the last ack-eliciting packet was sent.
     last_eliciting: Option<Instant>,
-    reordering_until: Option<Instant>,
+    reordering: Option<Reordering>,
     pub(super) rtt: Rtt,
 }
 
@@ -150,7 +162,7 @@ impl Recovery {
             loss_at: None,
             probes: 0,
             last_eliciting: None,
-            reordering_until: None,
+            reordering: None,
             rtt,
         }
     }
@@ -254,12 +266,20 @@ impl Recovery {
         if was == Fate::Acknowledged {
             return;
         }
+        let is_probe = sent.contents.iter().any(|content| matches!(content, Content::Length { .. }));
         for content in sent.contents.drain(..) {
             news.acknowledge(content);
         }
         if was == Fate::Lost {
             // It was late, not lost.
-            self.reordering_until = Some(now + self.rtt.smoothed() * REORDERING_ROUNDS);
+            news.late_packets += u32::from(sent.eliciting && !is_probe);
+            let round = self.rtt.smoothed();
+            let (steps, stepped_at) = match self.reordering.filter(|reordering| now < reordering.until) {
+                Some(seen) if now < seen.stepped_at + round => (seen.steps, seen.stepped_at),
+                Some(seen) => ((seen.steps + 1).min(MOST_STEPS), now),
+                None => (1, now),
+            };
+            self.reordering = Some(Reordering { until: now + round * REORDERING_ROUNDS, steps, stepped_at });
         } else if sent.eliciting {
             self.in_flight -= u64::from(sent.bytes);
             self.charge -= charge(sent.bytes as usize);
@@ -282,9 +302,10 @@ impl Recovery {
     fn detect(&mut self, now: Instant, news: &mut News) {
         self.loss_at = None;
         let Some(largest) = self.largest_acknowledged else { return };
-        let reorders = self.reordering_until.is_some_and(|until| now < until);
-        let threshold = if reorders { REORDERED_THRESHOLD } else { PACKET_THRESHOLD };
-        let delay = self.rtt.loss_delay();
+        let reordering = self.reordering.filter(|reordering| now < reordering.until);
+        let threshold = if reordering.is_some() { u64::MAX } else { PACKET_THRESHOLD };
+        let more = reordering.map_or(Duration::ZERO, |seen| self.rtt.smoothed() * seen.steps / 4);
+        let delay = self.rtt.loss_delay() + more;
         let older = usize::try_from(largest.saturating_sub(self.first)).unwrap_or(usize::MAX);
         let mut run = 0;
         for (at, sent) in self.sent.iter_mut().enumerate().take(older) {
@@ -294,7 +315,7 @@ impl Recovery {
             }
             let number = self.first + at as u64;
             let due = sent.at + delay;
-            if number + threshold > largest && due > now {
+            if number.saturating_add(threshold) > largest && due > now {
                 self.loss_at = Some(self.loss_at.map_or(due, |other| other.min(due)));
                 continue;
             }
@@ -492,5 +513,22 @@ mod tests {
         assert!(bench.recovery.on_ack(bench.start, &[2..5], Duration::ZERO, &mut news).is_err());
         assert!(bench.recovery.on_ack(bench.start, &[], Duration::ZERO, &mut news).is_err());
         assert_eq!(bench.recovery.in_flight(), 300);
+    }
+
+    #[test]
+    fn on_a_path_that_reorders_time_alone_says_what_is_lost() {
+        let mut bench = Bench::new(40);
+        assert_eq!(bench.ack(MS, &[5..11]).1, [1, 2, 3, 4]);
+        // They were late: more of them than the three that usually tell.
+        bench.ack(MS * 11 / 10, &[1..5]);
+        assert_eq!(bench.ack(MS * 12 / 10, &[30..31]).1, [] as [u64; 0]);
+        // After 9/8 of the last round trip and a quarter.
+        let lost = |bench: &mut Bench, after| {
+            let mut news = News::default();
+            bench.recovery.on_timeout(bench.start + after, &mut news);
+            (news.lost.len(), news.late_packets)
+        };
+        assert_eq!(lost(&mut bench, MS * 15 / 10), (0, 0));
+        assert_eq!(lost(&mut bench, MS * 17 / 10), (19, 0));
     }
 }

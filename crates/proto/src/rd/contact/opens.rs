@@ -90,6 +90,11 @@ impl Rd {
         if peer.dead.len() + usize::from(peer.exchange.is_some()) > DEAD_MOST {
             return None;
         }
+        // The peer's end has rested and its Open has crossed what ours has sent: the acknowledgement is on
+        // its way, and would find no exchange. The Open is repeated.
+        if peer.exchange.as_ref().is_some_and(|exchange| exchange.awaits_answer()) {
+            return None;
+        }
         // A late Open of an attempt before the present exchange.
         if let Some(Role::Responder { made }) = peer.exchange.as_ref().map(|exchange| exchange.start.role)
             && open.made < made
