@@ -31,7 +31,7 @@ impl Linked {
             None if is_local && !may_use_tcp(case) => {
                 require!(links.fell_back() == 0, "streams of one host fell back to TCP\n{links}");
             }
-            Some("rd") if !may_use_tcp(case) => {
+            Some("rd") if !chooses_its_links(case) => {
                 let all = links.memory == 0 && links.fell_back() == 0;
                 require!(all, "UWARP_LINK=rd, and not all goes that way\n{links}");
             }
@@ -49,20 +49,21 @@ impl Linked {
 
 /// Rows in which the two ends may share nothing, or that choose their links themselves.
 fn may_use_tcp(case: &Case) -> bool {
-    const MANNERS: [&str; 7] = [
+    const MANNERS: [&str; 4] = [
         // Another view of the peer, or nothing to offer in.
         "UWARP_PEER=off",
         "MPA revision 1",
         // The server is another user's.
         "as an ordinary user",
-        // They assert their links themselves.
-        "over rd",
-        "rd at one end",
         // Their connections are the kernel's at first, and stay TCP.
         "upgraded",
-        "hybrid:",
     ];
-    MANNERS.iter().any(|manner| case.manner.contains(manner))
+    chooses_its_links(case) || MANNERS.iter().any(|manner| case.manner.contains(manner))
+}
+
+/// They assert them.
+fn chooses_its_links(case: &Case) -> bool {
+    ["over rd", "rd at one end", "hybrid:"].iter().any(|manner| case.manner.contains(manner))
 }
 
 /// Rows that say nothing with `UWARP_LINK=rd`: what is upgraded is a connection of TCP, and where nobody

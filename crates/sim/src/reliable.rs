@@ -438,7 +438,10 @@ impl World {
     /// Faults stop, everything settles, and nothing is left.
     fn finish(mut self) -> Tally {
         // Good again, but a path that has become shorter stays so: who does not notice would never end.
-        let mtu = if self.plan.paths > 0 { SHORTEST } else { LinkParams::default().mtu };
+        let mtu = match self.plan.paths {
+            0 => LinkParams::default().mtu,
+            _ => [SHORTEST, 3000, 8900][self.rng.size(0, 2)],
+        };
         self.links.set_all(LinkParams { mtu, ..LinkParams::default() });
         self.links.unblock_all();
         self.cuts.clear();

@@ -191,8 +191,9 @@ impl Carrier {
             match self.lane.due(now) {
                 // It may be down: a wire that is not plugged in.
                 Ok(packet) => {
-                    _ = rustix::io::write(&self.to, &packet);
-                    self.counters.carried.fetch_add(1, Relaxed);
+                    if rustix::io::write(&self.to, &packet).is_ok() {
+                        self.counters.carried.fetch_add(1, Relaxed);
+                    }
                 }
                 Err(next) => return next,
             }

@@ -7,7 +7,7 @@ use std::time::Duration;
 /// How one direction of a path is.
 #[derive(Debug, Clone, Copy, Default)]
 pub struct Shape {
-    /// Bytes in a second; `None`: packets need no time.
+    /// Bytes in a second; `None`, or none: packets need no time.
     pub rate: Option<u64>,
     /// Bytes that may wait for their turn. Meaningless without a rate.
     pub queue: u64,
@@ -75,7 +75,7 @@ impl Lane {
             return Fate::TooLong;
         }
         let mut turn = now;
-        if let Some(rate) = shape.rate {
+        if let Some(rate) = shape.rate.filter(|rate| *rate > 0) {
             let waits = self.free.saturating_sub(now);
             if waits.as_secs_f64() * rate as f64 + packet.len() as f64 > shape.queue as f64 {
                 return Fate::NoRoom;

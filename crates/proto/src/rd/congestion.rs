@@ -36,6 +36,8 @@ const HISTORY: usize = 512;
 const LEAST_HISTORY: u32 = 128;
 /// The minimum of the round-trip time is forgotten after one to two of these.
 const BASE_PERIOD: Duration = Duration::from_secs(5);
+/// So many round trips after a loss all of its turn have arrived that were late by less than one.
+const SETTLED_ROUNDS: f64 = 4.0;
 /// A queue stands that was not near its minimum for so many round trips, and 2 ms.
 const STANDING_ROUNDS: f64 = 8.0;
 const STANDING: f64 = 2e-3;
@@ -130,6 +132,8 @@ pub(super) struct Congestion {
 struct Cost {
     window: f64,
     lost: u32,
+    /// What comes later was another packet.
+    until: Instant,
 }
 
 impl Congestion {
@@ -162,6 +166,9 @@ impl Congestion {
     /// Packets are longer now by this factor, so as many bytes are fewer of them.
     pub(super) fn rescale(&mut self, factor: f64) {
         self.window = (self.window / factor).max(LEAST_AFTER_LOSS.min(self.window));
+        if let Some(cost) = &mut self.cost {
+            cost.window /= factor;
+        }
     }
 
     pub(super) fn view(&self) -> Window {
@@ -190,14 +197,15 @@ impl Congestion {
         for lost in [(report.lost, true), (report.acknowledged, false)] {
             (0..lost.0.min(HISTORY as u32)).for_each(|_| self.note(lost.1));
         }
+        self.cost = self.cost.filter(|cost| now < cost.until);
         if report.late > 0 {
             self.on_late(report.late);
         }
         if report.lost > 0 {
-            self.on_loss(report);
+            self.on_loss(now, report);
         }
         if report.marks > 0 {
-            self.is_start = false;
+            (self.is_start, self.cost) = (false, None);
             self.cut(report, 0.85, LEAST_AFTER_LOSS, WindowChange::Marked);
         }
         if let Some(sample) = report.sample {
@@ -236,12 +244,15 @@ impl Congestion {
             cost.lost = cost.lost.saturating_sub(late);
             if cost.lost == 0 {
                 self.window = self.window.max(cost.window);
-                self.cost = None;
+                (self.cost, self.cut_number) = (None, 0);
             }
         }
     }
 
-    fn on_loss(&mut self, report: &Report) {
+    fn on_loss(&mut self, now: Instant, report: &Report) {
+        if let Some(cost) = &mut self.cost {
+            cost.lost += report.lost;
+        }
         let share = f64::from(self.lost) / f64::from(self.known.max(LEAST_HISTORY));
         let base = self.base();
         let (mut factor, mut change) = (1.0, WindowChange::Loss);
@@ -260,11 +271,11 @@ impl Congestion {
             return;
         }
         self.is_start = false;
-        let before = self.window;
-        if let Some(cost) = self.cost.as_mut().filter(|_| report.largest < self.cut_number) {
-            cost.lost += report.lost;
-        } else if factor < 1.0 && self.cut(report, factor.max(0.5), LEAST_AFTER_LOSS, change) {
-            self.cost = Some(Cost { window: before, lost: report.lost });
+        // Some of an earlier turn may be late, too.
+        let (window, lost) = (self.window, self.cost.map_or(report.lost, |cost| cost.lost));
+        if factor < 1.0 && self.cut(report, factor.max(0.5), LEAST_AFTER_LOSS, change) {
+            let until = now + Duration::from_secs_f64(SETTLED_ROUNDS * self.smoothed);
+            self.cost = Some(Cost { window, lost, until });
         }
     }
 
@@ -296,6 +307,7 @@ impl Congestion {
             // Who has a message in flight and waits for its answer has made no queue. On a busy host the
             // delay is that of programs that wait for a processor.
             if report.is_used {
+                self.cost = None;
                 self.cut(report, factor, LEAST, WindowChange::AboveTarget);
             }
         } else if report.acknowledged > 0 {
@@ -371,6 +383,8 @@ pub(super) struct Pacer {
     left: u32,
     /// When the next burst may go. `None`: now.
     next: Option<Instant>,
+    /// Something waits for it.
+    is_waited_for: bool,
 }
 
 impl Pacer {
@@ -384,6 +398,18 @@ impl Pacer {
         self.next().filter(|next| *next > now)
     }
 
+    /// Something would go, if there were room.
+    pub(super) fn is_waited_for(&mut self) {
+        self.is_waited_for = true;
+    }
+
+    /// As [`Self::due`], asked by what would go otherwise.
+    pub(super) fn holds_back(&mut self, now: Instant) -> bool {
+        let holds_back = self.due(now).is_some();
+        self.is_waited_for |= holds_back;
+        holds_back
+    }
+
     /// A packet goes. `length`: bytes of a full one.
     pub(super) fn on_sent(&mut self, now: Instant, congestion: &Congestion, length: usize) {
         let is_paced = |rate: &f64| *rate * (length as f64) < PACED_BELOW;
@@ -393,7 +419,8 @@ impl Pacer {
         };
         if self.next.is_none_or(|next| next <= now) {
             // The alarm of a program that sleeps comes late, and what it has cost is made up for.
-            let late = self.next.map_or(0.0, |next| now.saturating_duration_since(next).as_secs_f64());
+            let next = self.next.filter(|_| std::mem::take(&mut self.is_waited_for));
+            let late = next.map_or(0.0, |next| now.saturating_duration_since(next).as_secs_f64());
             let late = late.min(congestion.smoothed / MADE_UP);
             let burst = (rate * (BURST_TIME + late)).clamp(BURST.0, BURST.1).floor();
             // Below one packet a round trip, a burst would be a multiple of the window.
@@ -710,7 +737,7 @@ mod tests {
         let end = now + Duration::from_millis(500);
         let mut sent = 0;
         while now < end {
-            if pacer.due(now).is_none() {
+            if !pacer.holds_back(now) {
                 pacer.on_sent(now, &congestion, 1472);
                 sent += 1;
             } else {
@@ -720,14 +747,17 @@ mod tests {
         }
         // 40 packets in 10 ms, and a quarter more.
         assert!((2300..2600).contains(&sent), "{sent}");
-        // Who had nothing to send for a long time does not send a round trip's packets at once.
-        now += Duration::from_secs(1);
-        let mut burst = 0;
-        while pacer.due(now).is_none() {
-            pacer.on_sent(now, &congestion, 1472);
-            burst += 1;
+        // Who had nothing to send for a while makes up for nothing, and who waited for long, for little.
+        for (is_waited_for, wanted) in [(false, 2..3), (true, 10..15)] {
+            pacer.is_waited_for = is_waited_for;
+            now += Duration::from_secs(1);
+            let mut burst = 0;
+            while pacer.due(now).is_none() {
+                pacer.on_sent(now, &congestion, 1472);
+                burst += 1;
+            }
+            assert!(wanted.contains(&burst), "{burst}");
         }
-        assert!((10..15).contains(&burst), "{burst}");
     }
 
     #[test]

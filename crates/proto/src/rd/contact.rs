@@ -670,6 +670,11 @@ impl Rd {
             return;
         }
         if has_waiting {
+            // The peer has woken it meanwhile.
+            let is_awake = peer.exchange.as_ref().is_some_and(|exchange| exchange.takes_messages(now));
+            if is_awake && matches!(peer.attempt, Some(Attempt::Asking { .. })) {
+                peer.attempt = None;
+            }
             let exchange = match (&mut peer.attempt, &mut peer.exchange) {
                 (Some(Attempt::Opening(opening)), _) if !opening.is_crossed => Some(opening),
                 (Some(_), _) => None,

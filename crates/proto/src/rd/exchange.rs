@@ -156,6 +156,8 @@ pub(super) struct Exchange {
     unknowns: u32,
     unknown_at: Instant,
     has_probed: bool,
+    /// When an Open came first that would end this exchange.
+    open_at: Option<Instant>,
     /// CLOSE to send yet, and when.
     closes: u8,
     close_at: Option<Instant>,
@@ -197,6 +199,7 @@ impl Exchange {
             unknowns: 0,
             unknown_at: now,
             has_probed: false,
+            open_at: None,
             closes: 0,
             close_at: None,
         }
@@ -283,9 +286,14 @@ impl Exchange {
         self.last_heard
     }
 
-    /// Whether the peer owes an acknowledgement and is not late with it yet.
-    pub(super) fn awaits_answer(&self) -> bool {
-        self.recovery.is_waiting() && !self.is_doubtful()
+    /// An Open would end this exchange. Whether the peer owes an acknowledgement first: for the time that two
+    /// probes take, from the first such Open on.
+    pub(super) fn holds_open_off(&mut self, now: Instant) -> bool {
+        if !self.recovery.is_waiting() || self.is_doubtful() {
+            return false;
+        }
+        let rtt = &self.recovery.rtt;
+        now < *self.open_at.get_or_insert(now) + rtt.probe_delay(0) + rtt.probe_delay(1)
     }
 
     /// Whether probes had no answer.
@@ -512,12 +520,9 @@ impl Exchange {
     }
 
     fn on_news(&mut self, now: Instant, news: &News) {
-        if news.long_arrived {
-            self.path.on_long_arrived();
-        } else if let Some(sent) = news.long_lost {
-            let less = self.path.on_long_lost(now, sent);
-            less.into_iter().for_each(|factor| self.congestion.rescale(factor));
-        }
+        let lost = news.long_lost.map(|(sent, bytes)| (sent, bytes as usize));
+        let less = self.path.on_fates(now, news.longest_arrived as usize, lost);
+        less.into_iter().for_each(|factor| self.congestion.rescale(factor));
         for content in &news.acknowledged {
             match *content {
                 Content::Segment { message, attempt, start, end } => {

@@ -53,6 +53,8 @@ pub(super) struct Path {
     /// Turns in which long packets were lost, and when the last of them was found to be.
     holes: u32,
     hole_at: Option<Instant>,
+    /// Bytes of the shortest of them.
+    hole_len: usize,
 }
 
 impl Path {
@@ -70,6 +72,7 @@ impl Path {
             again_at: None,
             holes: 0,
             hole_at: None,
+            hole_len: usize::MAX,
         }
     }
 
@@ -142,14 +145,25 @@ impl Path {
         }
     }
 
-    /// A packet that is longer than the first length has arrived.
-    pub(super) fn on_long_arrived(&mut self) {
-        (self.holes, self.hole_at) = (0, None);
-    }
-
-    /// Such packets are lost, of which the last was sent at `sent`, and none has arrived meanwhile. Returns
-    /// as [`Self::on_silence`].
-    pub(super) fn on_long_lost(&mut self, now: Instant, sent: Instant) -> Option<f64> {
+    /// A packet of `arrived` bytes has arrived, the longest of some, or none (0). Of packets that are longer
+    /// than the first length, some are lost: when the last of them was sent, and bytes of the shortest.
+    /// Returns as [`Self::on_silence`].
+    ///
+    /// A path may have become too short for the longest packets and not for others, which then still arrive.
+    #[inline]
+    pub(super) fn on_fates(
+        &mut self,
+        now: Instant,
+        arrived: usize,
+        lost: Option<(Instant, usize)>,
+    ) -> Option<f64> {
+        let shortest = lost.map_or(self.hole_len, |(_, len)| len.min(self.hole_len));
+        if arrived >= shortest {
+            self.forget_holes();
+            return None;
+        }
+        let (sent, _) = lost?;
+        self.hole_len = shortest;
         if self.hole_at.is_some_and(|before| sent <= before) {
             return None;
         }
@@ -157,11 +171,15 @@ impl Path {
         if self.holes < HOLES { None } else { self.on_silence(now) }
     }
 
+    fn forget_holes(&mut self) {
+        (self.holes, self.hole_at, self.hole_len) = (0, None, usize::MAX);
+    }
+
     /// Nothing has arrived for [`TIMEOUTS`] probe timeouts. Returns by how much packets are longer now, which
     /// is less than 1.
     pub(super) fn on_silence(&mut self, now: Instant) -> Option<f64> {
         self.tries.clear();
-        self.on_long_arrived();
+        self.forget_holes();
         self.again_at = Some(now + SEARCH_EVERY);
         let before = std::mem::replace(&mut self.len, self.first);
         (before > self.first).then(|| self.first as f64 / before as f64)
@@ -218,15 +236,17 @@ mod tests {
         let mut path = Path::new(1452, 8972);
         path.search(60_000);
         path.on_arrived(8972);
+        let mut lost = |now, sent, arrived| path.on_fates(at(now), arrived, Some((at(sent), 8000)));
         // Those of one turn are lost together, or one after the other.
         for (sent, now) in [(0, 10), (1, 11), (9, 12), (13, 20), (14, 21)] {
-            assert_eq!(path.on_long_lost(at(now), at(sent)), None);
+            assert_eq!(lost(now, sent, 0), None);
         }
-        path.on_long_arrived();
+        assert_eq!(lost(21, 20, 8972), None, "one as long has arrived");
+        // Shorter ones do.
         for (sent, now) in [(22, 30), (31, 40)] {
-            assert_eq!(path.on_long_lost(at(now), at(sent)), None);
+            assert_eq!(lost(now, sent, 4000), None);
         }
-        assert_eq!(path.on_long_lost(at(50), at(41)), Some(1452.0 / 8972.0));
+        assert_eq!(lost(50, 41, 7999), Some(1452.0 / 8972.0));
         assert_eq!(path.len(), 1452);
     }
 

@@ -92,10 +92,11 @@ pub(super) struct News {
     pub(super) acknowledged_packets: u32,
     /// The round-trip time of the largest of them, without the delay that the peer reports.
     pub(super) sample: Option<Duration>,
-    /// A packet that was longer than the first ones has arrived.
-    pub(super) long_arrived: bool,
-    /// When the last of those that are lost was sent.
-    pub(super) long_lost: Option<Instant>,
+    /// Bytes of the longest packet that has arrived.
+    pub(super) longest_arrived: u32,
+    /// Of packets longer than the first ones that are lost: when the last was sent, and bytes of the
+    /// shortest.
+    pub(super) long_lost: Option<(Instant, u32)>,
 }
 
 impl News {
@@ -288,7 +289,7 @@ impl Recovery {
         }
         if sent.eliciting {
             news.progress = true;
-            news.long_arrived |= sent.bytes > self.usual;
+            news.longest_arrived = news.longest_arrived.max(sent.bytes);
             if let Some(delay) = largest {
                 let sample = now.saturating_duration_since(sent.at);
                 self.rtt.update(sample, delay);
@@ -329,7 +330,8 @@ impl Recovery {
                     run += 1;
                     news.run = news.run.max(run);
                     if sent.bytes > self.usual {
-                        news.long_lost = news.long_lost.max(Some(sent.at));
+                        let (at, bytes) = news.long_lost.unwrap_or((sent.at, sent.bytes));
+                        news.long_lost = Some((at.max(sent.at), bytes.min(sent.bytes)));
                     }
                 }
                 self.in_flight -= u64::from(sent.bytes);

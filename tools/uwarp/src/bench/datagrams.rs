@@ -83,6 +83,9 @@ pub fn reliable_stream(
     (size, window, wait): (u32, u32, Wait),
     time: Duration,
 ) -> Result<Figure> {
+    if size <= END {
+        return Err(Failure(format!("messages of a stream have more than {END} bytes")));
+    }
     let mut message = link.message(Verb::Send, size, true);
     let mut end = link.message(Verb::Send, END, true);
     raw.receive_number()?;

@@ -91,8 +91,9 @@ impl Rd {
             return None;
         }
         // The peer's end has rested and its Open has crossed what ours has sent: the acknowledgement is on
-        // its way, and would find no exchange. The Open is repeated.
-        if peer.exchange.as_ref().is_some_and(|exchange| exchange.awaits_answer()) {
+        // its way, and would find no exchange. The Open is repeated. Who sends all the time waits for some
+        // acknowledgement always, so this has an end.
+        if peer.exchange.as_mut().is_some_and(|exchange| exchange.holds_open_off(now_at)) {
             return None;
         }
         // A late Open of an attempt before the present exchange.

@@ -52,15 +52,19 @@ impl Exchange {
         let longest = self.path.len();
         self.window = self.congestion.bytes(longest);
         let is_open = self.has_room(config, 0);
-        let may_send = (is_open && self.pacer.due(now).is_none()) || self.probes > 0;
         let has_abandon = self.outgoing.next_abandon().is_some();
+        let has_data = has_abandon || self.is_sendable();
+        if has_data && !is_open {
+            self.pacer.is_waited_for();
+        }
+        let may_send = (is_open && has_data && !self.pacer.holds_back(now)) || self.probes > 0;
         let is_resting = self.phase == Phase::Resting;
         let may_probe = is_open && self.phase == Phase::Up && self.probes == 0;
         if let Some(len) = self.path.probe().filter(|_| may_probe) {
             return self.transmit_probe(now, credit, len, out);
         }
         let is_bare = std::mem::take(&mut self.is_bare) && self.probes > 0;
-        let wants_data = may_send && !is_resting && !is_bare && (has_abandon || self.is_sendable());
+        let wants_data = may_send && has_data && !is_resting && !is_bare;
         if is_resting {
             // The peer waits no more, or asks before it does.
             self.ready.clear();
@@ -122,7 +126,7 @@ impl Exchange {
         if let Some(content @ (Content::Segment { .. } | Content::Stream(_))) = only {
             self.go_on(now, config, content, out);
         }
-        if !self.is_sendable() || !self.has_room(config, 0) || self.pacer.due(now).is_some() {
+        if !self.is_sendable() || !self.has_room(config, 0) || self.pacer.holds_back(now) {
             out.ask_for_ack();
         }
         self.forget(now);
@@ -157,7 +161,7 @@ impl Exchange {
             return;
         }
         for _ in 0..may_go_on.min(out.may_go_on()) {
-            if !self.has_room(config, 0) || self.pacer.due(now).is_some() {
+            if !self.has_room(config, 0) || self.pacer.holds_back(now) {
                 break;
             }
             match &mut content {
