@@ -22,7 +22,7 @@ const DELAY: Duration = Duration::from_millis(5);
 
 const FAR: Shape =
     Shape { rate: None, queue: 0, delay: DELAY, loss: 0, late: 0, lateness: MS, twice: 0, longest: None };
-/// Late packets are overtaken by those of three milliseconds.
+/// A late packet is overtaken by all that is sent in the three milliseconds behind it.
 const BAD: Shape = Shape { loss: 20, late: 30, lateness: Duration::from_millis(3), twice: 10, ..FAR };
 
 const BAD_PATH: &str = "10 ms away, 2 % lost, 3 % late by 3 ms, 1 % come twice";
@@ -59,9 +59,12 @@ pub fn cases() -> Vec<Case> {
             "every byte, and the link is rd",
             |w, _| w.far(1500, BAD, |w, place| w.pingpong_over_rd("-g 0 -c -s 65536 -n 40", place)),
         ),
-        row("ib_send_bw", "over rd, -R -D 2, 10 ms away", "many messages are under way at once", |w, _| {
-            w.more_than_one_under_way()
-        }),
+        row(
+            "ib_send_bw",
+            "over rd, -R -D 2, 10 ms away",
+            "more than one message is under way at once",
+            |w, _| w.more_than_one_under_way(),
+        ),
         row(
             "rd_pingpong.c",
             "interfaces take 9,000 bytes, and the path 1,500",
@@ -99,7 +102,7 @@ impl World {
         Ok(Place { server: Some(&far.server), client: Some(&far.client), ..self.net.place(Veth1500V4)? })
     }
 
-    /// A window: 64 KiB in flight would be 6.5 MB/s here.
+    /// The sender has a window: one message in a round trip would be 6.5 MB/s here.
     fn more_than_one_under_way(&self) -> Outcome {
         const MESSAGE: u64 = 65_536;
         let far = Far::new(1500, FAR)?;
@@ -123,7 +126,7 @@ impl World {
     fn path_shrinks(&self) -> Outcome {
         let far = Far::new(9000, FAR)?;
         self.meanwhile(&far, ("300000", "50"), 1500, || {
-            // Long packets have been found to pass: else these are seven rounds.
+            // By now long packets have been found to pass: with short ones, these would be seven rounds.
             far.path.reshape([Shape { longest: Some(1500), ..FAR }; 2]);
         })?;
         let counts = far.path.counts();

@@ -371,7 +371,7 @@ const PACED_BELOW: f64 = 250e6;
 const BURST_TIME: f64 = 250e-6;
 /// Packets of a burst: a probe and what shows its loss, and what one system call takes.
 const BURST: (f64, f64) = (2.0, 44.0);
-/// Of lateness, at most the round trip through this.
+/// A burst makes up for no more lateness than the round trip divided by this.
 const MADE_UP: f64 = 4.0;
 /// The longest pause between two packets.
 const LONGEST_PAUSE: f64 = 0.5;
@@ -399,7 +399,7 @@ impl Pacer {
     }
 
     /// Something would go, if there were room.
-    pub(super) fn is_waited_for(&mut self) {
+    pub(super) fn note_waiting(&mut self) {
         self.is_waited_for = true;
     }
 

@@ -55,7 +55,7 @@ impl Exchange {
         let has_abandon = self.outgoing.next_abandon().is_some();
         let has_data = has_abandon || self.is_sendable();
         if has_data && !is_open {
-            self.pacer.is_waited_for();
+            self.pacer.note_waiting();
         }
         let may_send = (is_open && has_data && !self.pacer.holds_back(now)) || self.probes > 0;
         let is_resting = self.phase == Phase::Resting;
