@@ -19,7 +19,7 @@ static void open_pair(struct pair *p)
 {
 	int rights = IBV_ACCESS_LOCAL_WRITE | IBV_ACCESS_REMOTE_READ | IBV_ACCESS_REMOTE_WRITE;
 
-	pair_open(p);
+	pair_open_with(p, (struct options){ .send_ops = IBV_QP_EX_WITH_SEND | IBV_QP_EX_WITH_RDMA_WRITE | IBV_QP_EX_WITH_RDMA_READ });
 	MUST(of_client = ibv_reg_mr(p->c.pd, memory[0], sizeof memory[0], rights));
 	MUST(of_server = ibv_reg_mr(p->s.pd, memory[1], sizeof memory[1], rights));
 }
@@ -107,6 +107,32 @@ static void messages(struct pair *p)
 		message(p, IBV_WR_RDMA_READ);
 		message(p, IBV_WR_SEND);
 		message(p, IBV_WR_RDMA_WRITE);
+	}
+}
+
+/* Work requests that are built one by one. */
+static void built(struct pair *p)
+{
+	struct ibv_qp_ex *ex = ibv_qp_to_qp_ex(p->c.qp);
+	struct ibv_sge into = sge_of(of_server, 0, 64);
+	struct ibv_wc wc;
+
+	MUST(ex);
+	for (int n = 0; n < 200; n++) {
+		MUST(post_recv(&p->s, &into, 1, 1) == 0);
+		ibv_wr_start(ex);
+		ex->wr_id = (uint64_t)n;
+		ex->wr_flags = 0;
+		ibv_wr_rdma_write(ex, of_server->rkey, (uintptr_t)memory[1]);
+		ibv_wr_set_sge(ex, of_client->lkey, (uintptr_t)memory[0], 64);
+		ibv_wr_rdma_read(ex, of_server->rkey, (uintptr_t)memory[1]);
+		ibv_wr_set_sge(ex, of_client->lkey, (uintptr_t)memory[0], 64);
+		ex->wr_flags = IBV_SEND_SIGNALED;
+		ibv_wr_send(ex);
+		ibv_wr_set_sge(ex, of_client->lkey, (uintptr_t)memory[0], 64);
+		MUST(ibv_wr_complete(ex) == 0);
+		MUST(poll_within(p->c.scq, &wc, LIMIT_MS) && wc.status == IBV_WC_SUCCESS);
+		MUST(poll_within(p->s.rcq, &wc, LIMIT_MS) && wc.status == IBV_WC_SUCCESS);
 	}
 }
 
@@ -225,6 +251,7 @@ static void deferred(void)
 {
 	static const struct scene scenes[] = {
 		{ .name = "messages and Reads", .run = messages },
+		{ .name = "work requests built one by one", .run = built },
 		{ .name = "with a trace", .run = messages, .variable = "UWARP_TRACE", .value = "/dev/null" },
 		{ .name = "with every line logged", .run = messages, .variable = "UWARP_LOG", .value = "trace" },
 		{ .name = "polls beside strangers that come and go", .run = poll_on, .beside = strangers },

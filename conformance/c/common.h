@@ -10,6 +10,7 @@
 #include <fcntl.h>
 #include <netdb.h>
 #include <poll.h>
+#include <pthread.h>
 #include <sched.h>
 #include <signal.h>
 #include <stdarg.h>
@@ -441,6 +442,37 @@ static inline void check_terminated(struct pair *p, const char *what)
 }
 
 #define REMOTE_ALL (IBV_ACCESS_LOCAL_WRITE | IBV_ACCESS_REMOTE_READ | IBV_ACCESS_REMOTE_WRITE)
+
+/* What a thread does while its cancellation is pending. */
+struct last_words {
+	void (*run)(void *arg);
+	void *arg;
+	volatile bool got_through;
+};
+
+static inline void *say_last_words(void *data)
+{
+	struct last_words *words = data;
+
+	MUST(pthread_cancel(pthread_self()) == 0);
+	words->run(words->arg);
+	words->got_through = true;
+	for (;;)
+		pthread_testcancel();
+	return NULL;
+}
+
+/* Whether a thread gets through `run`, which calls nothing that is a cancellation point (pthreads(7)), with a
+ * cancellation that is pending, and ends behind it. (A thread that is unwound inside the library ends the process.) */
+static inline bool gets_through(void (*run)(void *arg), void *arg)
+{
+	struct last_words words = { run, arg, false };
+	pthread_t thread;
+	void *result = NULL;
+
+	MUST(pthread_create(&thread, NULL, say_last_words, &words) == 0 && pthread_join(thread, &result) == 0);
+	return result == PTHREAD_CANCELED && words.got_through;
+}
 
 /* A group of statements that runs in a process of its own: a crash or a hang costs only that group. */
 struct group {

@@ -10,6 +10,7 @@
 #include <fcntl.h>
 #include <linux/filter.h>
 #include <linux/seccomp.h>
+#include <netinet/in.h>
 #include <poll.h>
 #include <signal.h>
 #include <stdbool.h>
@@ -62,6 +63,7 @@ static const struct kind {
 	{ "sendmsg", SYS_sendmsg, -1, 0, 0, RIGHTS, true },
 	{ "recvmsg", SYS_recvmsg, -1, 0, 0, RIGHTS, true },
 	{ "epoll_ctl", SYS_epoll_ctl, 1, ~0u, EPOLL_CTL_ADD, INPUT, true },
+	{ "late port", SYS_setsockopt, 2, ~0u, IP_BIND_ADDRESS_NO_PORT, ANY, false },
 };
 
 static bool read_from(uint32_t pid, uint64_t at, void *here, size_t length)

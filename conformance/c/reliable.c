@@ -498,6 +498,47 @@ static void events(void)
 	end_close(&e);
 }
 
+static const uint32_t in_last_words[] = { 0, 64, 1500, 70000, 1000000 };
+
+/* Sends and Reads of all lengths, to another queue pair of this process. */
+static void last_words(void *arg)
+{
+	struct end *ends = arg, *a = &ends[0], *b = &ends[1];
+	struct ibv_qp_ex *ex = ibv_qp_to_qp_ex(a->qp);
+
+	for (unsigned i = 0; i < 200; i++) {
+		uint32_t length = in_last_words[i % 5];
+
+		receive_at(b, i, 0, length);
+		send_to(a, b->qp->qp_num, i, 0, length);
+		MUST(poll_one(a->scq).status == IBV_WC_SUCCESS);
+		MUST(poll_one(b->rcq).status == IBV_WC_SUCCESS);
+		ibv_wr_start(ex);
+		ex->wr_flags = IBV_SEND_SIGNALED;
+		ibv_wr_rdma_read(ex, b->mr->rkey, (uintptr_t)b->memory);
+		ibv_wr_set_ud_addr(ex, a->ah, b->qp->qp_num, QKEY);
+		ibv_wr_set_sge(ex, a->mr->lkey, (uintptr_t)a->memory, length);
+		MUST(ibv_wr_complete(ex) == 0);
+		MUST(poll_one(a->scq).status == IBV_WC_SUCCESS);
+	}
+}
+
+/* Posting and polling are no cancellation points (pthreads(7)). */
+static void cancelling(void)
+{
+	struct how how = { .access = IBV_ACCESS_REMOTE_READ | IBV_ACCESS_REMOTE_WRITE, .job_key = 7 };
+	struct end ends[2];
+
+	open_device();
+	end_open(&ends[0], how);
+	end_open(&ends[1], how);
+	check(gets_through(last_words, ends), "a cancelled thread sends and reads, and ends after it", "it did not get through");
+	last_words(ends);
+	check(true, "another thread then uses the queue pairs", "");
+	end_close(&ends[0]);
+	end_close(&ends[1]);
+}
+
 static struct ibv_qp *try(struct ibv_qp_init_attr_ex init, struct uwarpdv_qp_init_attr attr, uint32_t inlen)
 {
 	return create_qp(ctx, &init, &attr, inlen);
@@ -555,7 +596,7 @@ int main(int argc, char **argv)
 	static const struct group groups[] = {
 		{ "lengths", lengths_both_ways }, { "ordered", ordered }, { "unordered", unordered }, { "no_receive", no_receive },
 		{ "refusals", refusals }, { "itself", itself }, { "exits", exits }, { "killed", killed }, { "shared", shared },
-		{ "events", events }, { "creating", creating },
+		{ "events", events }, { "cancelling", cancelling }, { "creating", creating },
 	};
 
 	return run_groups(argc, argv, groups, sizeof groups / sizeof *groups);

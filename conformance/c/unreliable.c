@@ -288,6 +288,37 @@ static void as_rnic(void)
 	}
 }
 
+static struct end cancelled[2];
+
+static void last_words(void *lost)
+{
+	struct name to_b = name_of(&cancelled[1]);
+
+	for (unsigned i = 0; i < 200; i++) {
+		struct op op = { .code = i % 2 ? IBV_WR_SEND : IBV_WR_RDMA_WRITE_WITH_IMM, .length = i * 300, .id = i,
+				 .memory = to_b.memory, .rkey = to_b.rkey };
+		struct ibv_wc wc;
+
+		receive(&cancelled[1], i, 0, ROOM);
+		MUST(leaves(&cancelled[0], op));
+		*(unsigned *)lost += !poll_within(cancelled[1].rcq, &wc, LIMIT_MS);
+	}
+}
+
+/* Posting and polling are no cancellation points (pthreads(7)). */
+static void cancelling(void)
+{
+	unsigned lost = 0;
+
+	open_device();
+	open_two(&cancelled[0], &cancelled[1]);
+	check(gets_through(last_words, &lost) && !lost, "a cancelled thread sends and writes, and ends after it", "%u lost", lost);
+	last_words(&lost);
+	check(!lost, "another thread then uses the queue pairs", "%u lost", lost);
+	end_close(&cancelled[0]);
+	end_close(&cancelled[1]);
+}
+
 /* All kinds of messages, with completions at both ends. */
 static void talk(struct end *a, struct end *b, struct name to_b)
 {
@@ -767,6 +798,7 @@ int main(int argc, char **argv)
 	static const struct group groups[] = {
 		{ "attributes", attributes }, { "extended", extended }, { "as_rnic", as_rnic }, { "itself", itself }, { "shared_receives", shared_receives },
 		{ "processes", processes }, { "dropped", dropped }, { "errors", errors }, { "unreadable", unreadable }, { "attacked", attacked },
+		{ "cancelling", cancelling },
 	};
 
 	return run_groups(argc, argv, groups, sizeof groups / sizeof *groups);

@@ -320,6 +320,7 @@ static void leaving(void)
 {
 	map();
 	tell((struct story){ LEAVES_AT_ONCE, POLLED, 1, SEND }, "a Send, then _exit");
+	tell((struct story){ LEAVES_AT_ONCE, POLLED, BURST, SEND }, "twelve Sends, then _exit");
 	tell((struct story){ LEAVES_AT_ONCE, IN_MEMORY, 1, WRITE }, "a Write seen in memory, then _exit");
 }
 
@@ -327,6 +328,7 @@ static void killed(void)
 {
 	map();
 	tell((struct story){ KILLED, POLLED, 1, SEND }, "a Send, then SIGKILL");
+	tell((struct story){ KILLED, POLLED, BURST, SEND }, "twelve Sends, then SIGKILL");
 	tell((struct story){ KILLED, IN_MEMORY, 1, WRITE }, "a Write seen in memory, then SIGKILL");
 }
 
@@ -343,6 +345,7 @@ static void executing(void)
 {
 	map();
 	tell((struct story){ EXECUTES, POLLED, 1, SEND }, "a Send, then another program");
+	tell((struct story){ EXECUTES, POLLED, BURST, SEND }, "twelve Sends, then another program");
 	tell((struct story){ EXECUTES, IN_MEMORY, 1, WRITE }, "a Write seen in memory, then another program");
 }
 

@@ -203,7 +203,7 @@ const UPGRADE_HOSTS: [(&str, &str, &str); 9] = [
 ];
 
 /// Programs that are run over each link, the link, and what `UWARP_LINK` says.
-const OVER_LINKS: [(&str, &str, &str); 14] = [
+const OVER_LINKS: [(&str, &str, &str); 16] = [
     ("own_loops", "tcp", "tcp"),
     ("own_loops", "memory", "auto"),
     ("hangs_others", "tcp", "tcp"),
@@ -216,6 +216,8 @@ const OVER_LINKS: [(&str, &str, &str); 14] = [
     // Over memory they are run by themselves.
     ("ways_out", "tcp", "tcp"),
     ("at_exit", "tcp", "tcp"),
+    ("cancels", "tcp", "tcp"),
+    ("cancels", "rd", "rd"),
     ("atomics", "tcp", "tcp"),
     ("local_work", "tcp", "tcp"),
     ("corners", "tcp", "tcp"),
