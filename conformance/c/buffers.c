@@ -18,7 +18,7 @@ struct mr_init_attr {
 	void *dmah;
 	struct ibv_buf *buf;
 };
-enum { MASK_IOVA = 1, MASK_ADDR = 2, MASK_FD = 4, MASK_BUF = 32 };
+enum { MASK_IOVA = 1, MASK_ADDR = 2, MASK_FD = 4, MASK_FD_OFFSET = 8, MASK_BUF = 32, MASK_UNKNOWN = 1 << 20 };
 
 static void *(*alloc_buf)(struct ibv_pd *, size_t, struct ibv_buf **);
 static void (*free_buf)(struct ibv_buf *);
@@ -92,6 +92,12 @@ static void allocated(void)
 	MUST(ibv_dereg_mr(mr) == 0);
 	attr.comp_mask |= MASK_FD;
 	check_failed(!reg_mr_ex(a.pd, &attr), EINVAL, "of a buffer and a descriptor: EINVAL");
+	attr.comp_mask = MASK_FD | MASK_FD_OFFSET;
+	check_failed(!reg_mr_ex(a.pd, &attr), EINVAL, "of a descriptor without an iova: EINVAL");
+	attr.comp_mask = MASK_FD | MASK_IOVA;
+	check_failed(!reg_mr_ex(a.pd, &attr), EINVAL, "nor without an offset: EINVAL");
+	attr.comp_mask = MASK_ADDR | MASK_UNKNOWN;
+	check_failed(!reg_mr_ex(a.pd, &attr), EOPNOTSUPP, "with a member that is not known: EOPNOTSUPP");
 	check(alloc_buf(a.pd, 0, &other) && other, "a buffer of no bytes", "%s", strerror(errno));
 	free_buf(other);
 	check_failed(!alloc_buf(a.pd, SIZE_MAX - page, &other), ENOMEM, "more than there is: ENOMEM");

@@ -277,7 +277,9 @@ static void buffers(void)
 	ends_connect(&a, &b);
 	MUST(memfd >= 0 && ftruncate(memfd, 8 * page) == 0 && pipe(ends) == 0);
 	MUST((view = mmap(NULL, 8 * (size_t)page, PROT_READ | PROT_WRITE, MAP_SHARED, memfd, 0)) != MAP_FAILED);
-#define REG(offset, length, fd, access) ibv_reg_dmabuf_mr(b.pd, (uint64_t)(offset), (size_t)(length), 0x10000, fd, access)
+#define IOVA 0x10064		/* at 100 in its page */
+#define REG(offset, length, fd, access) \
+	ibv_reg_dmabuf_mr(b.pd, (uint64_t)(offset), (size_t)(length), IOVA - 100 + (uint64_t)(offset) % 4096, fd, access)
 	check_failed(!REG(0, page, -1, 0), EBADF, "no descriptor: EBADF");
 	check_failed(!REG(0, page, 1000, 0), EBADF, "a descriptor that is not open: EBADF");
 	check_failed(!REG(0, page, ends[0], 0), EINVAL, "a pipe: EINVAL");
@@ -290,6 +292,7 @@ static void buffers(void)
 	check_failed(!REG(page, 8 * page, fd, 0), EINVAL, "longer than the buffer: EINVAL");
 	check_failed(!REG(-1, 8 * page, fd, 0), EINVAL, "an offset that wraps: EINVAL");
 	check_failed(!REG(0, 0, fd, 0), EINVAL, "no bytes: EINVAL");
+	check_failed(!ibv_reg_dmabuf_mr(b.pd, 100, (size_t)page, 0x10000, fd, 0), EINVAL, "an iova with another place in its page: EINVAL");
 	check_failed(!REG(0, page, fd, IBV_ACCESS_REMOTE_WRITE), EINVAL, "remote write without local write: EINVAL");
 	MUST(mr = REG(page + 100, 2 * page, fd, REMOTE_ALL));
 	close(fd);
@@ -297,7 +300,7 @@ static void buffers(void)
 	struct ibv_sge sge = { (uintptr_t)a.buffer, 6, a.mr->lkey };
 	struct ibv_send_wr wr = {
 		.sg_list = &sge, .num_sge = 1, .opcode = IBV_WR_RDMA_WRITE,
-		.wr.rdma = { 0x10000 + 50, mr->rkey },
+		.wr.rdma = { IOVA + 50, mr->rkey },
 	}, *bad;
 
 	memcpy(a.buffer, "buffer", 6);
@@ -311,7 +314,7 @@ static void buffers(void)
 	      "not");
 	check_errno(ibv_rereg_mr(mr, IBV_REREG_MR_CHANGE_ACCESS, NULL, NULL, 0, 0) == -1 ? errno : 0, EINVAL,
 		    "registered again: EINVAL");
-	wr.wr.rdma.remote_addr = 0x10000 + 2 * (uint64_t)page - 3;
+	wr.wr.rdma.remote_addr = IOVA + 2 * (uint64_t)page - 3;
 	MUST(ibv_post_send(a.qp, &wr, &bad) == 0);
 	check(poll_one(a.scq).status == IBV_WC_REM_ACCESS_ERR, "beyond its end: a remote access error", "not");
 	MUST(ibv_dereg_mr(mr) == 0);

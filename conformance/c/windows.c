@@ -279,6 +279,7 @@ static void as_adapters(void)
 	check(ibv_rereg_mr(mr, IBV_REREG_MR_CHANGE_ACCESS, NULL, NULL, 0, IBV_ACCESS_REMOTE_WRITE) == IBV_REREG_MR_ERR_CMD &&
 	      errno == EINVAL, "C15 rereg_mr with rights that do not fit: IBV_REREG_MR_ERR_CMD", "not, %m");
 	check(ibv_rereg_mr(mr, IBV_REREG_MR_CHANGE_PD, NULL, NULL, 0, 0) == IBV_REREG_MR_ERR_CMD, "nor to no domain", "not");
+	check(ibv_rereg_mr(mr, 0, NULL, NULL, 0, 0) == IBV_REREG_MR_ERR_CMD && errno == EINVAL, "nor nothing at all: EINVAL", "not, %m");
 	check(ibv_rereg_mr(mr, 0, NULL, NULL, 0, IBV_ACCESS_LOCAL_WRITE) == IBV_REREG_MR_ERR_INPUT,
 	      "rights that are not to change: IBV_REREG_MR_ERR_INPUT", "not");
 	MUST(ibv_dereg_mr(mr) == 0);

@@ -85,7 +85,7 @@ entry! {
         alloc(pd, size, buf)
     }
 
-    /// ibv_alloc_buf(3). Also in a forked child: it frees the child's copy.
+    /// ibv_alloc_buf(3). In a forked child it does nothing: the object is the parent's.
     fn ibv_free_buf(buf: *mut ibv_buf) -> () {
         drop(object::take::<CBuffer>(buf)?);
         Ok(())

@@ -8,13 +8,12 @@ use uwarp_driver::RdmaDevice;
 
 use super::context::{self, Context};
 use super::event::cookie;
-use super::{buffer, clock, cq, create_qp, device_memory, mr, mw, parent, post, query, srq};
+use super::{buffer, clock, cq, create_qp, device_memory, mr, mw, parent, post, query, srq, unsupported};
 use crate::convention::MinusOne;
 use crate::failure::{Failure, required};
 use crate::{entry, jumps, object};
 
-/// What inline functions of verbs.h call through the context. Where it is NULL they return `EOPNOTSUPP`
-/// themselves.
+/// What inline functions of verbs.h call through the context.
 fn fill_operations(vctx: &mut verbs_context) {
     vctx.query_port = Some(query::query_port);
     vctx.query_device_ex = Some(query::query_device_ex);
@@ -43,6 +42,7 @@ fn fill_operations(vctx: &mut verbs_context) {
     ops.alloc_mw = Some(mw::alloc_mw);
     ops.bind_mw = Some(mw::bind_mw);
     ops.dealloc_mw = Some(mw::dealloc_mw);
+    unsupported::fill(vctx);
 }
 
 /// ibv_open_device(3).

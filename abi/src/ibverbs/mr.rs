@@ -120,7 +120,8 @@ pub unsafe fn register(
     unsafe { register_with(pd, address, length, iova, flags, Backing::Program) }
 }
 
-/// Registers `length` bytes of a buffer that another device or process owns, from `offset` on.
+/// Registers `length` bytes of a buffer that another device or process owns, from `offset` on. `iova` has the
+/// same place in its page.
 ///
 /// # Safety
 /// As [`register`].
@@ -136,6 +137,9 @@ unsafe fn register_buffer(
     unsafe { look::<CPd>(pd) }?;
     if access(flags)?.intersects(Access::ON_DEMAND | Access::ZERO_BASED) {
         return Err(Failure::unsupported("on-demand paging and zero-based offsets of shared buffers"));
+    }
+    if !(offset ^ iova).is_multiple_of(rustix::param::page_size() as u64) {
+        return Err(Failure::invalid("iova and offset have different places in their pages"));
     }
     let mapping = Mapping::of(fd, offset, length, access(flags)?)?;
     let address = mapping.address();
@@ -227,7 +231,7 @@ unsafe fn register_ex(pd: *mut ibv_pd, attr: *mut ibv_mr_init_attr) -> Result<*m
         return Err(Failure::unsupported("DMA handles"));
     }
     if attr.comp_mask & !u64::from(range | IBV_REG_MR_MASK_BUF) != 0 {
-        return Err(Failure::invalid("unknown members in comp_mask"));
+        return Err(Failure::unsupported("unknown members in comp_mask"));
     }
     if given(IBV_REG_MR_MASK_BUF) {
         if !given(IBV_REG_MR_MASK_ADDR) {
@@ -239,10 +243,11 @@ unsafe fn register_ex(pd: *mut ibv_pd, attr: *mut ibv_mr_init_attr) -> Result<*m
     let flags = attr.access.cast_unsigned();
     match (given(IBV_REG_MR_MASK_FD), given(IBV_REG_MR_MASK_ADDR)) {
         (true, false) => {
-            let offset = if given(IBV_REG_MR_MASK_FD_OFFSET) { attr.fd_offset } else { 0 };
-            let iova = if given(IBV_REG_MR_MASK_IOVA) { attr.iova } else { offset };
+            if !given(IBV_REG_MR_MASK_FD_OFFSET) || !given(IBV_REG_MR_MASK_IOVA) {
+                return Err(Failure::invalid("a descriptor needs an offset and an iova"));
+            }
             // SAFETY: the caller's promise.
-            unsafe { register_buffer(pd, attr.fd, offset, attr.length, iova, flags) }
+            unsafe { register_buffer(pd, attr.fd, attr.fd_offset, attr.length, attr.iova, flags) }
         }
         (false, true) if !given(IBV_REG_MR_MASK_FD_OFFSET) => {
             let iova = if given(IBV_REG_MR_MASK_IOVA) { attr.iova } else { attr.addr.addr() as u64 };
@@ -293,7 +298,7 @@ entry! {
         register(pd, addr, length, iova, access)
     }
 
-    /// ibv_reg_mr_ex(3), as exported; verbs.h calls the one of the context.
+    /// ibv_reg_mr_ex(3).
     fn ibv_reg_mr_ex(pd: *mut ibv_pd, attr: *mut ibv_mr_init_attr) -> *mut ibv_mr {
         register_ex(pd, attr)
     }
@@ -329,6 +334,9 @@ entry! {
             || !matches!(region.backing, Backing::Program)
         {
             return Ok(Outcome::WrongInput);
+        }
+        if flags == 0 {
+            return Err(Failure::invalid("nothing to change"));
         }
         let domain = if wants(IBV_REREG_MR_CHANGE_PD) { Some(look::<CPd>(pd)?) } else { None };
         if domain.is_some() {

@@ -171,7 +171,7 @@ entry! {
     fn ibv_query_gid_type(context: *mut ibv_context, port: u8, index: u32, kind: *mut u32) -> MinusOne {
         let own = look::<Context>(context)?.device.port();
         let found = gid_entry(own, port.into(), index)?;
-        *required(kind, "type")? = u32::from(found.gid_type == IBV_GID_TYPE_ROCE_V2);
+        *required(kind, "type")? = u32::from(exists(&found) && found.gid_type == IBV_GID_TYPE_ROCE_V2);
         Ok(())
     }
 

@@ -40,6 +40,10 @@ static void through_the_context(void)
 	struct ibv_wq wq = { .context = context };
 	struct ibv_rwq_ind_table table = { .context = context };
 	struct ibv_counters counters = { .context = context };
+	struct ibv_xrcd xrcd = { .context = context };
+	struct ibv_srq srq = { .context = context };
+	struct ibv_ops_wr op = { 0 }, *bad_op = NULL;
+	uint32_t number;
 
 	CHECK(qp);
 	REFUSED(ibv_create_flow(qp, &(struct ibv_flow_attr){ 0 }), EOPNOTSUPP);
@@ -48,6 +52,9 @@ static void through_the_context(void)
 	CHECK(ibv_modify_flow_action_esp(&action, &(struct ibv_flow_action_esp_attr){ 0 }) == EOPNOTSUPP);
 	CHECK(ibv_destroy_flow_action(&action) == EOPNOTSUPP);
 	REFUSED(ibv_open_xrcd(context, &(struct ibv_xrcd_init_attr){ 0 }), EOPNOTSUPP);
+	CHECK(ibv_close_xrcd(&xrcd) == EOPNOTSUPP && ibv_get_srq_num(&srq, &number) == EOPNOTSUPP);
+	CHECK(ibv_post_srq_ops(&srq, &op, &bad_op) == EOPNOTSUPP && bad_op == &op);
+	REFUSED(ibv_alloc_null_mr(pd), EOPNOTSUPP);
 	REFUSED(ibv_create_wq(context, &(struct ibv_wq_init_attr){ .pd = pd, .cq = cq }), EOPNOTSUPP);
 	CHECK(ibv_modify_wq(&wq, &(struct ibv_wq_attr){ 0 }) == EOPNOTSUPP);
 	CHECK(ibv_destroy_wq(&wq) == EOPNOTSUPP);
