@@ -8,6 +8,7 @@
 //! | searching | nothing is left to try | found, for ten minutes |
 //! | found, searching | three probe timeouts in a row | the first length again, for ten minutes |
 //! | found, searching | longer packets than at first were lost in three turns, and none arrived | likewise |
+//! | the first length again | a longer packet of before is acknowledged late | searching that length |
 //!
 //! A packet that is too long for its path is lost without a word wherever a router does not answer, or its
 //! answer is filtered. So nothing but a probe is sent with a new length, and a lost probe is no congestion.
@@ -157,6 +158,9 @@ impl Path {
         arrived: usize,
         lost: Option<(Instant, usize)>,
     ) -> Option<f64> {
+        if arrived > self.len {
+            self.doubt(arrived);
+        }
         let shortest = lost.map_or(self.hole_len, |(_, len)| len.min(self.hole_len));
         if arrived >= shortest {
             self.forget_holes();
@@ -169,6 +173,15 @@ impl Path {
         }
         (self.holes, self.hole_at) = (self.holes + 1, Some(now));
         if self.holes < HOLES { None } else { self.on_silence(now) }
+    }
+
+    /// Packets of this length have arrived after all: it may have been an end that stood still, and not the
+    /// path that became shorter. (Or it became shorter behind them, so this length is tried, and not taken.)
+    fn doubt(&mut self, len: usize) {
+        if self.tries.is_empty() && len >= self.len + LEAST_STEP {
+            self.tries.push(len);
+            (self.lost, self.is_probing) = (0, false);
+        }
     }
 
     fn forget_holes(&mut self) {
@@ -248,6 +261,33 @@ mod tests {
         }
         assert_eq!(lost(50, 41, 7999), Some(1452.0 / 8972.0));
         assert_eq!(path.len(), 1452);
+    }
+
+    /// Its machine was busy for longer than three probe timeouts.
+    #[test]
+    fn a_peer_that_stood_still_has_no_shorter_path() {
+        let now = Instant::now();
+        let mut path = Path::new(1452, 8972);
+        path.search(60_000);
+        path.on_arrived(8972);
+        assert!(path.on_silence(now).is_some());
+        path.on_fates(now, 1452, None);
+        assert_eq!(path.probe(), None);
+        path.on_fates(now, 8972, None);
+        assert_eq!((path.probe(), path.len()), (Some(8972), 1452));
+        path.on_probe_sent();
+        path.on_fates(now, 8972, None);
+        assert_eq!(path.probe(), None, "one at a time");
+        assert!(path.on_arrived(8972).is_some());
+        assert_eq!((path.probe(), path.len()), (None, 8972));
+        // Where it did become shorter, that costs two probes.
+        assert!(path.on_silence(now).is_some());
+        path.on_fates(now, 8972, None);
+        for _ in 0..TRIES {
+            path.on_probe_sent();
+            path.on_lost(8972);
+        }
+        assert_eq!((path.probe(), path.len()), (None, 1452));
     }
 
     #[test]

@@ -76,6 +76,36 @@ fn refusals_of_a_port_that_is_taken_are_worth_nothing() {
     assert_eq!(world.end(1, theirs).came, b"xyz");
 }
 
+/// Three probes were not answered, so its packets were short for ten minutes.
+#[test]
+fn a_peer_whose_machine_stood_still_has_no_shorter_path() {
+    let mut world = World::new(1, Path::default());
+    world.hosts.iter_mut().for_each(|host| host.longest = 8972);
+    let ours = world.open();
+    let route = world.hosts[0].route;
+    let say = |world: &mut World, bytes: usize| {
+        let now = world.at();
+        world.hosts[0].send(&now, ours, &vec![7; bytes]);
+    };
+    let len = |world: &World| world.hosts[0].rd.packet_len(route);
+    for _ in 0..3 {
+        say(&mut world, 100_000);
+        world.run_for(50 * MS);
+    }
+    let long = len(&world);
+    assert!(long > Some(4000), "{long:?}");
+    say(&mut world, 100_000);
+    world.still_until = world.now + 900 * MS;
+    world.run_for(800 * MS);
+    assert!(len(&world) < Some(1500), "{:?}", len(&world));
+    world.run_for(200 * MS);
+    say(&mut world, 100_000);
+    world.run_for(50 * MS);
+    assert_eq!(len(&world), long);
+    let theirs = world.hosts[1].opened[0];
+    assert_eq!(world.end(1, theirs).taken, 500_000);
+}
+
 /// It said nothing after the first refusal, so it may be dead.
 #[test]
 fn a_refusal_that_was_never_tried_counts_after_ten_seconds() {

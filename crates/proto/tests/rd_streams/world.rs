@@ -41,19 +41,26 @@ pub struct Host {
     pub tried: usize,
     /// It takes nothing of streams that the peer opens.
     pub is_lazy: bool,
+    /// Bytes of the longest packet that its interface takes.
+    pub longest: usize,
 }
 
 impl Host {
     pub fn new(own: usize, start: Instant) -> Self {
         let at = |host: usize| ([10, 0, 0, host as u8 + 1], 20_000).into();
         Self {
-            rd: Rd::new(&Now::at(start), Config::default(), &[own as u8 + 1; 32]),
+            rd: Rd::new(
+                &Now::at(start),
+                Config { most_taken: 8972, ..Config::default() },
+                &[own as u8 + 1; 32],
+            ),
             route: Route { local: at(own), remote: at(1 - own) },
             streams: BTreeMap::new(),
             opened: Vec::new(),
             asked: 0,
             tried: 0,
             is_lazy: false,
+            longest: 1472,
         }
     }
 
@@ -64,9 +71,13 @@ impl Host {
 
     pub fn events(&mut self, now: &Now, datagram: &[u8]) {
         while let Some(action) = self.rd.poll_action() {
-            if let Action::AskPort { route, urgent } = action {
-                assert_eq!(route, self.route);
-                *if urgent { &mut self.asked } else { &mut self.tried } += 1;
+            match action {
+                Action::AskPort { route, urgent } => {
+                    assert_eq!(route, self.route);
+                    *if urgent { &mut self.asked } else { &mut self.tried } += 1;
+                }
+                Action::AskLength { route } => self.rd.search(now, route, self.longest),
+                _ => {}
             }
         }
         while let Some(StreamEvent { stream, what }) = self.rd.poll_stream_event() {
@@ -148,6 +159,8 @@ pub struct World {
     pub draws: u64,
     pub path: Path,
     pub packets: u64,
+    /// The second host takes nothing before this time.
+    pub still_until: Duration,
     /// Whether packets are kept for a stranger, and those that were.
     pub keeps: bool,
     pub seen: Vec<(usize, Vec<u8>)>,
@@ -170,6 +183,7 @@ impl World {
             draws: seed | 1,
             path,
             packets: 0,
+            still_until: Duration::ZERO,
             keeps: false,
             seen: Vec::new(),
             made_together: 0,
@@ -202,7 +216,10 @@ impl World {
         }
         for _ in 0..=u8::from(self.draw(1000) < self.path.copies) {
             let late = if self.draw(1000) < self.path.late { self.draw(3000) } else { 0 };
-            let at = self.now + MS / 5 + Duration::from_micros(late);
+            let mut at = self.now + MS / 5 + Duration::from_micros(late);
+            if to == 1 {
+                at = at.max(self.still_until);
+            }
             let order = self.packets << 1 | u64::from(self.flying.contains_key(&(at, self.packets << 1)));
             self.flying.insert((at, order), (to, bytes.clone()));
         }
@@ -222,7 +239,7 @@ impl World {
                         let mut bytes = Vec::new();
                         let host = &self.hosts[from];
                         packet.assemble(nth, &mut bytes, |part, out| host.fill(part, out));
-                        assert!(bytes.len() <= 1472, "{}", bytes.len());
+                        assert!(bytes.len() <= host.longest, "{}", bytes.len());
                         self.emit(1 - from, bytes);
                     }
                     packet.allow(1 + self.draw(44) as usize, 65_000);
