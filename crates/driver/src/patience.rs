@@ -3,9 +3,13 @@
 //!
 //! A program may end hundreds of queue pairs, one after the other, whose peers do not answer. So each wait in
 //! vain halves the next one: in all, they take less than twice as long as the first.
+//!
+//! The times are those of a machine on which each thread has a processor. Where more threads want one, the
+//! peer's waits for the turns of the others, so a wait is as many times as long ([`turns`]).
 
 use std::time::Duration;
 
+use rustix::fs::{CWD, Mode, OFlags};
 use rustix::time::{ClockId, clock_gettime};
 
 use crate::sync::{AtomicU32, AtomicU64, Ordering};
@@ -67,6 +71,33 @@ pub(crate) fn pause(time: Duration) {
     }
 }
 
+/// More threads for a processor than these make no wait longer.
+const MOST_TURNS: u32 = 16;
+
+/// How many threads want each processor that this one may have; at least 1. Read when a wait would end: it is
+/// the machine of now that counts.
+pub(crate) fn turns() -> u32 {
+    let running = running().unwrap_or(1);
+    let processors = rustix::thread::sched_getaffinity(None).map_or(1, |set| set.count());
+    (running / processors.max(1)).clamp(1, MOST_TURNS)
+}
+
+/// Threads of this machine that run or want to; `None`: the system does not say.
+fn running() -> Option<u32> {
+    let mut text = [0; 64];
+    let file =
+        rustix::fs::openat(CWD, c"/proc/loadavg", OFlags::RDONLY | OFlags::CLOEXEC, Mode::empty()).ok()?;
+    let len = rustix::io::read(&file, &mut text);
+    crate::fork::close(file);
+    running_in(text.get(..len.ok()?)?)
+}
+
+/// `0.42 0.37 0.30 3/160 4711`: three of 160.
+fn running_in(loadavg: &[u8]) -> Option<u32> {
+    let all = std::str::from_utf8(loadavg).ok()?.split(' ').nth(3)?;
+    all.split_once('/')?.0.parse().ok()
+}
+
 fn now() -> u64 {
     let now = clock_gettime(ClockId::Monotonic);
     u64::try_from(now.tv_sec * 1_000_000 + now.tv_nsec / 1000).unwrap_or(0)
@@ -75,6 +106,14 @@ fn now() -> u64 {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn the_system_says_how_many_want_a_processor() {
+        assert_eq!(running_in(b"0.42 0.37 0.30 3/160 4711\n"), Some(3));
+        assert_eq!(running_in(b""), None);
+        assert!(running().is_some_and(|running| running >= 1));
+        assert!((1..=MOST_TURNS).contains(&turns()));
+    }
 
     /// Each queue pair whose peer was silent took 5 ms, one after the other.
     #[test]

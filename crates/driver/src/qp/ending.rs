@@ -77,13 +77,18 @@ impl Qp {
         waits: impl Fn(&Inner) -> Option<Step>,
     ) -> MutexGuard<'a, Inner, 16> {
         let limit = patience.limit();
-        let (mut end, mut before, mut steps) = (Instant::now() + limit, None, 0);
+        let (mut end, mut before, mut steps, mut is_longest) = (Instant::now() + limit, None, 0, false);
         let mut pause = FIRST_PAUSE;
         while let Some(step) = waits(&inner) {
             if before.replace(step) != before && steps < MOST_STEPS {
-                (end, steps) = (Instant::now() + limit, steps + 1);
+                (end, steps, is_longest) = (Instant::now() + limit, steps + 1, false);
             }
-            let left = end.saturating_duration_since(Instant::now());
+            let mut left = end.saturating_duration_since(Instant::now());
+            if left.is_zero() && !is_longest {
+                // The turns of other threads are no silence of the peer's.
+                left = limit * (patience::turns() - 1);
+                (end, is_longest) = (Instant::now() + left, true);
+            }
             if left.is_zero() {
                 patience.waited_in_vain();
                 break;
