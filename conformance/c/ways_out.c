@@ -316,11 +316,22 @@ static void map(void)
 #define SEND IBV_WR_SEND
 #define WRITE IBV_WR_RDMA_WRITE
 
+/* Whether it can be read from memory how many messages a process that is gone had placed. TCP shows only how its stream
+ * ended: a request for an acknowledgement that the last of several messages did not carry, and that nobody has read, makes
+ * its end a reset (docs/adr/009; 1 of 12 rounds or more). */
+static bool counts(void)
+{
+	const char *link = getenv("LINK");
+
+	return !link || strcmp(link, "tcp");
+}
+
 static void leaving(void)
 {
 	map();
 	tell((struct story){ LEAVES_AT_ONCE, POLLED, 1, SEND }, "a Send, then _exit");
-	tell((struct story){ LEAVES_AT_ONCE, POLLED, BURST, SEND }, "twelve Sends, then _exit");
+	if (counts())
+		tell((struct story){ LEAVES_AT_ONCE, POLLED, BURST, SEND }, "twelve Sends, then _exit");
 	tell((struct story){ LEAVES_AT_ONCE, IN_MEMORY, 1, WRITE }, "a Write seen in memory, then _exit");
 }
 
@@ -328,7 +339,8 @@ static void killed(void)
 {
 	map();
 	tell((struct story){ KILLED, POLLED, 1, SEND }, "a Send, then SIGKILL");
-	tell((struct story){ KILLED, POLLED, BURST, SEND }, "twelve Sends, then SIGKILL");
+	if (counts())
+		tell((struct story){ KILLED, POLLED, BURST, SEND }, "twelve Sends, then SIGKILL");
 	tell((struct story){ KILLED, IN_MEMORY, 1, WRITE }, "a Write seen in memory, then SIGKILL");
 }
 
@@ -345,7 +357,8 @@ static void executing(void)
 {
 	map();
 	tell((struct story){ EXECUTES, POLLED, 1, SEND }, "a Send, then another program");
-	tell((struct story){ EXECUTES, POLLED, BURST, SEND }, "twelve Sends, then another program");
+	if (counts())
+		tell((struct story){ EXECUTES, POLLED, BURST, SEND }, "twelve Sends, then another program");
 	tell((struct story){ EXECUTES, IN_MEMORY, 1, WRITE }, "a Write seen in memory, then another program");
 }
 

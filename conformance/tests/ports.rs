@@ -42,8 +42,8 @@ fn every_collision_is_explained_once_and_not_without_end() {
     assert_eq!(times, [[1; 16].as_slice(), &[0; 4]].concat(), "{}", output.text());
 }
 
-/// qemu-user and other emulations of the kernel answer IP_BIND_ADDRESS_NO_PORT with ENOPROTOOPT: a wish, without
-/// which the port is taken earlier.
+/// qemu-user and other emulations of the kernel answer IP_BIND_ADDRESS_NO_PORT with ENOPROTOOPT: a wish,
+/// without which the port is taken earlier.
 #[test]
 fn a_kernel_that_takes_ports_at_once_connects_by_number() {
     let fails = cc::build("fails", &Path::new(env!("CARGO_TARGET_TMPDIR")).join("c-ports")).unwrap();
