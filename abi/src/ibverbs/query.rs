@@ -4,7 +4,7 @@ use std::ffi::c_int;
 use std::net::IpAddr;
 
 use uwarp_abi_types::verbs::*;
-use uwarp_driver::config::{Config, View};
+use uwarp_driver::config::{Config, UdMtu, View};
 use uwarp_driver::port::Port;
 
 use super::clock;
@@ -314,8 +314,16 @@ pub fn active_mtu(port: &Port) -> ibv_mtu {
     mtu(port.mtu())
 }
 
-/// The largest of InfiniBand's packet sizes that fits the interface's.
+/// The largest of InfiniBand's packet sizes, or the largest that fits the interface's: datagrams that are longer
+/// than a packet go in parts. An interface of less than 1280 bytes is for something else.
 fn mtu(bytes: u32) -> ibv_mtu {
+    const LEAST: u32 = 1280;
+    let takes_parts = Config::get().ud_mtu == UdMtu::Auto && bytes >= LEAST;
+    if takes_parts { IBV_MTU_4096 } else { whole_mtu(bytes) }
+}
+
+/// The largest of InfiniBand's packet sizes that fits the interface's.
+fn whole_mtu(bytes: u32) -> ibv_mtu {
     match bytes {
         4096.. => IBV_MTU_4096,
         2048.. => IBV_MTU_2048,
@@ -406,7 +414,7 @@ mod tests {
 
     #[test]
     fn mtu_never_promises_more_than_the_interface_has() {
-        let got = [65536, 9000, 4095, 1500, 1280, 600, 0].map(mtu);
+        let got = [65536, 9000, 4095, 1500, 1280, 600, 0].map(whole_mtu);
         assert_eq!(
             got,
             [IBV_MTU_4096, IBV_MTU_4096, IBV_MTU_2048, IBV_MTU_1024, IBV_MTU_1024, IBV_MTU_512, IBV_MTU_256]

@@ -4,11 +4,14 @@
 #![allow(unsafe_code)]
 
 use std::ffi::CStr;
-use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+use uwarp_llp::route;
 use uwarp_process::{Mutex, PerProcess};
+
+use crate::fork::Uncancelled;
 
 /// An address of an interface that is up.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -25,6 +28,13 @@ pub struct Address {
     pub link_local: bool,
     /// The address of its network for all its hosts. None in IPv6, and in networks of one or two addresses.
     pub broadcast: Option<Ipv4Addr>,
+}
+
+/// As `uwarp_llp::route::longest_datagram`, for threads that post or poll, which no call may cancel: the socket
+/// that it asks is closed by the C library.
+pub(crate) fn longest_datagram(local: IpAddr, peer: SocketAddr) -> Option<usize> {
+    let _uncancelled = Uncancelled::begin();
+    route::longest_datagram(local, peer)
 }
 
 impl Address {

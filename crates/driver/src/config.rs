@@ -45,6 +45,16 @@ pub enum Ask {
     Off,
 }
 
+/// How long messages of datagrams may be: the port's active MTU.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub enum UdMtu {
+    /// 4,096 bytes. What is longer than a packet of the path goes in parts.
+    #[default]
+    Auto,
+    /// As long as a packet of the interface.
+    Interface,
+}
+
 /// Settings; every one has an environment variable and an option of `uwarp run`.
 #[derive(Debug, Clone)]
 pub struct Config {
@@ -72,6 +82,8 @@ pub struct Config {
     pub stat: bool,
     /// `UWARP_GUARD=off`: no handler for faults on registered memory.
     pub guard: bool,
+    /// `UWARP_UD_MTU`: how long datagrams may be.
+    pub ud_mtu: UdMtu,
     /// `UWARP_LINK`: what carries streams to peers on this host.
     pub links: Links,
 }
@@ -112,6 +124,7 @@ impl Config {
         };
         let devices: &[(&[&str], Devices)] =
             &[(&["one"], Devices::One), (&["per-interface"], Devices::PerInterface)];
+        let ud_mtus: &[(&[&str], UdMtu)] = &[(&["auto"], UdMtu::Auto), (&["interface"], UdMtu::Interface)];
         Self {
             view: choice(lookup("UWARP_VIEW"), "UWARP_VIEW", "iwarp, roce, ib", View::Roce, views),
             devices: choice(
@@ -131,6 +144,7 @@ impl Config {
             ask: choice(lookup("UWARP_ASK"), "UWARP_ASK", "auto, on, off", Ask::Auto, asks),
             stat: switch("UWARP_STAT", true),
             guard: switch("UWARP_GUARD", true),
+            ud_mtu: choice(lookup("UWARP_UD_MTU"), "UWARP_UD_MTU", "auto, interface", UdMtu::Auto, ud_mtus),
             links: lookup("UWARP_LINK").unwrap_or_default().parse().unwrap_or_else(|why| {
                 tracing::error!("UWARP_LINK is ignored: {why}");
                 Links::default()

@@ -49,7 +49,7 @@ use std::time::{Duration, Instant};
 use rustc_hash::FxHashMap;
 use rustix::io::Errno;
 use smallvec::SmallVec;
-use uwarp_llp::route::{longest_datagram, source_for};
+use uwarp_llp::route::source_for;
 use uwarp_llp::udp::{self, Incoming};
 use uwarp_proto::rd::{self, Action, Bytes, Failure, PacketBuf, Payload, Placed, PostError, Rd, Ticket};
 use uwarp_rnic::ah::Endpoint;
@@ -58,6 +58,7 @@ use uwarp_rnic::qp::{Arrival, Now, RdBytes, RdCore, RdMessage, RdSegment};
 use uwarp_rnic::{VerbsError, WcStatus, trace};
 use uwarp_wire::rd::chunk::Reason;
 
+use crate::address;
 use crate::alarm::Alarm;
 use crate::attended::Attended;
 use crate::engine::Engine;
@@ -584,7 +585,7 @@ impl Turn {
                     }
                 }
                 Action::AskLength { route } => {
-                    if let Some(limit) = longest_datagram(route.local.ip(), route.remote) {
+                    if let Some(limit) = address::longest_datagram(route.local.ip(), route.remote) {
                         self.machine.search(now, route, limit);
                     }
                 }

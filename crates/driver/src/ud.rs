@@ -7,6 +7,8 @@
 
 #[path = "ud/delivery.rs"]
 mod delivery;
+#[path = "ud/parts.rs"]
+mod parts;
 #[path = "ud/queue_pair.rs"]
 mod queue_pair;
 #[path = "ud/receivers.rs"]
@@ -40,6 +42,7 @@ use crate::rings::{Inboxes, Rings};
 use crate::source::{Readiness, Source, Token};
 use crate::sync::{AtomicBool, AtomicUsize, Mutex, MutexGuard, OnceLock, Ordering, RwLock};
 pub(crate) use delivery::shown_lid;
+use parts::Parts;
 pub use queue_pair::UdQp;
 use receivers::{Member, Receivers};
 pub(crate) use room::AwaitsRoom;
@@ -114,6 +117,8 @@ pub(crate) struct DatagramPort {
     proofs: Proofs,
     /// Datagrams that go by memory.
     rings: Rings,
+    /// Those that are longer than a packet.
+    parts: Parts,
     /// Exists once the port has had a queue pair of reliable datagrams.
     exchanges: OnceLock<Arc<Exchanges>>,
 }
@@ -169,6 +174,7 @@ impl DatagramPort {
             unclaimed: unclaimed.clone(),
             proofs: Proofs::new(observer),
             rings: Rings::default(),
+            parts: Parts::default(),
             exchanges: OnceLock::new(),
             socket,
         });

@@ -13,6 +13,14 @@ pub struct Config {
     pub crc: bool,
     pub markers: bool,
     pub find_uwarp_peers: bool,
+    pub ud_mtu: UdMtu,
+}
+
+/// Messages of the scenarios are short.
+#[derive(PartialEq)]
+pub enum UdMtu {
+    Auto,
+    Interface,
 }
 
 impl Config {
@@ -24,6 +32,7 @@ impl Config {
             crc: true,
             markers: false,
             find_uwarp_peers: true,
+            ud_mtu: UdMtu::Interface,
         }
     }
 }

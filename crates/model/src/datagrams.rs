@@ -14,10 +14,14 @@ use crate::sys;
 
 /// Addresses and LIDs: no scenario has the InfiniBand view.
 pub mod address {
-    use std::net::IpAddr;
+    use std::net::{IpAddr, SocketAddr};
 
     pub fn lid_of(_: IpAddr) -> u16 {
         0
+    }
+
+    pub fn longest_datagram(_: IpAddr, _: SocketAddr) -> Option<usize> {
+        None
     }
 }
 

@@ -11,6 +11,7 @@ use core::fmt;
 use uwarp_wire::crc::{self, crc32c};
 use uwarp_wire::datagram::error::ErrorMessage;
 use uwarp_wire::datagram::memory::Memory;
+use uwarp_wire::datagram::part::Offer;
 use uwarp_wire::datagram::proof::Proof;
 use uwarp_wire::datagram::{self, Datagram, FLAG_IMMEDIATE, FLAG_RELIABLE, Header as Extension, record};
 use uwarp_wire::ddp::{self, Header, QN_SEND, Untagged};
@@ -207,6 +208,17 @@ pub fn parse_memory(datagram: &[u8]) -> Option<Memory> {
     }
     let datagram = Datagram::parse(datagram).ok()?;
     Memory::parse(&datagram).filter(|_| datagram.is_intact())
+}
+
+/// The question whether a process takes parts, or the answer, if a datagram that [`parse`] rejects is one
+/// (docs/datagram-iwarp.md section 16). The caller checks both numbers.
+pub fn parse_offer(datagram: &[u8]) -> Option<Offer> {
+    // Before the CRC is computed once more.
+    if datagram.len() != Offer::LEN {
+        return None;
+    }
+    let datagram = Datagram::parse(datagram).ok()?;
+    Offer::parse(&datagram).filter(|_| datagram.is_intact())
 }
 
 /// A segment of an RDMA Write-Record, if a datagram that [`parse`] rejects is one (docs/datagram-iwarp.md

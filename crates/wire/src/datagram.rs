@@ -1,7 +1,7 @@
 //! Datagram-iWARP (docs/datagram-iwarp.md): the extension header that begins every UDP datagram, and the
 //! datagram as a whole. [`error`] has the Error Message, [`lookup`] what rdma_cm sends, [`proof`] what
 //! connected queue pairs send before they connect by number, [`memory`] how processes of one host agree on
-//! memory, [`record`] RDMA Write-Records.
+//! memory, [`record`] RDMA Write-Records, [`part`] parts of what is longer than a packet.
 //!
 //! ```text
 //!  0                   1                   2                   3
@@ -26,6 +26,7 @@
 pub mod error;
 pub mod lookup;
 pub mod memory;
+pub mod part;
 pub mod proof;
 pub mod record;
 
@@ -85,6 +86,12 @@ pub enum Kind {
     MemoryBegins,
     /// A segment of an RDMA Write-Record: [`record::Segment`].
     Record,
+    /// A part of a longer datagram: [`part::Part`].
+    Part,
+    /// Does the other process take parts: [`part::Offer`].
+    PartsRequest,
+    /// It does.
+    PartsReply,
     /// Unassigned.
     Unknown(u8),
 }
@@ -103,6 +110,9 @@ impl Kind {
             6 => Kind::MemoryReply,
             7 => Kind::MemoryBegins,
             8 => Kind::Record,
+            9 => Kind::Part,
+            10 => Kind::PartsRequest,
+            11 => Kind::PartsReply,
             other => Kind::Unknown(other),
         }
     }
@@ -120,12 +130,15 @@ impl Kind {
             Kind::MemoryReply => 6,
             Kind::MemoryBegins => 7,
             Kind::Record => 8,
+            Kind::Part => 9,
+            Kind::PartsRequest => 10,
+            Kind::PartsReply => 11,
             Kind::Unknown(code) => code & KIND_MASK,
         }
     }
 }
 
-/// `message`, `lookup request`, `proof reply`, `kind 0x9`
+/// `message`, `lookup request`, `proof reply`, `kind 0xc`
 impl fmt::Display for Kind {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
@@ -138,6 +151,9 @@ impl fmt::Display for Kind {
             Kind::MemoryReply => f.write_str("memory reply"),
             Kind::MemoryBegins => f.write_str("memory begins"),
             Kind::Record => f.write_str("record"),
+            Kind::Part => f.write_str("part"),
+            Kind::PartsRequest => f.write_str("parts request"),
+            Kind::PartsReply => f.write_str("parts reply"),
             Kind::Unknown(code) => write!(f, "kind {code:#x}"),
         }
     }
@@ -363,7 +379,7 @@ mod tests {
             assert_eq!(Kind::from_code(code).code(), code);
             assert_eq!(Kind::from_code(0xF0 | code), Kind::from_code(code));
         }
-        assert_eq!(Kind::from_code(9).to_string(), "kind 0x9");
+        assert_eq!(Kind::from_code(12).to_string(), "kind 0xc");
     }
 
     #[test]

@@ -20,6 +20,7 @@ use crate::be32;
 use crate::datagram;
 use crate::datagram::lookup::{Reply, Request};
 use crate::datagram::memory::Memory;
+use crate::datagram::part::{Offer, Part};
 use crate::datagram::proof::Proof;
 use crate::datagram::record;
 use crate::ddp::{self, Header};
@@ -115,6 +116,12 @@ impl fmt::Display for DatagramLine<'_> {
             }
             if let Some(memory) = Memory::parse(&whole) {
                 return memory.fmt(f);
+            }
+            if let Some(offer) = Offer::parse(&whole) {
+                return offer.fmt(f);
+            }
+            if let Some(part) = Part::parse(self.head) {
+                return part.fmt(f);
             }
         }
         write!(f, "{extension} ")?;

@@ -11,7 +11,7 @@ use uwarp_rnic::trace;
 use uwarp_wire::datagram::error::ErrorMessage;
 use uwarp_wire::datagram::memory::Memory;
 use uwarp_wire::datagram::proof::Proof;
-use uwarp_wire::datagram::record;
+use uwarp_wire::datagram::{part, record};
 use uwarp_wire::rd::is_reliable;
 use uwarp_wire::terminate::UntaggedBuffer;
 
@@ -152,7 +152,7 @@ impl DatagramPort {
     /// Takes a message, and those behind it that are for the same queue pair, with its lock held once.
     /// Returns the others.
     #[inline]
-    fn deliver_run<'a, 'b>(
+    pub(super) fn deliver_run<'a, 'b>(
         &self,
         mut bytes: &'a [u8],
         mut message: &'b Message<'a>,
@@ -220,6 +220,9 @@ impl DatagramPort {
 
     /// What is no message.
     fn deliver_other(&self, reject: Reject, bytes: &[u8], incoming: &Incoming) {
+        if part::is_part(bytes) {
+            return self.take_part(bytes, incoming);
+        }
         if let Some(segment) = datagram::parse_record(bytes) {
             return self.deliver_record(&segment, bytes, incoming);
         }
@@ -231,6 +234,9 @@ impl DatagramPort {
         }
         if let Some(memory) = datagram::parse_memory(bytes) {
             return self.take_memory(memory, bytes, incoming);
+        }
+        if let Some(offer) = datagram::parse_offer(bytes) {
+            return self.take_offer(offer, bytes, incoming);
         }
         tracing::debug!(from = %incoming.from, "datagram dropped: {reject}");
         let why = format_args!("malformed ({reject})");

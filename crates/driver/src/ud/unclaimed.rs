@@ -20,6 +20,8 @@ pub struct Unclaimed {
     pub spoofed: u64,
     /// By memory: they found no room. Their senders have counted them.
     pub no_room: u64,
+    /// Came in parts, of which one did not.
+    pub incomplete: u64,
 }
 
 /// Where they are counted.
@@ -29,6 +31,7 @@ pub(crate) struct UnclaimedCounters {
     pub unknown: AtomicU64,
     pub spoofed: AtomicU64,
     pub no_room: AtomicU64,
+    pub incomplete: AtomicU64,
     /// Error Messages of the process.
     pub answers: Rate,
 }
@@ -37,7 +40,8 @@ impl UnclaimedCounters {
     pub fn get(&self) -> Unclaimed {
         let get = |counter: &AtomicU64| counter.load(Ordering::Relaxed);
         let [malformed, unknown, spoofed] = [&self.malformed, &self.unknown, &self.spoofed].map(get);
-        Unclaimed { malformed, unknown, spoofed, no_room: get(&self.no_room) }
+        let [no_room, incomplete] = [&self.no_room, &self.incomplete].map(get);
+        Unclaimed { malformed, unknown, spoofed, no_room, incomplete }
     }
 }
 
