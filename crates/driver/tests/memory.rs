@@ -17,7 +17,7 @@ use uwarp_llp::{Link, LowerLayer as _};
 use uwarp_process::Descriptor;
 use uwarp_proto::framing::Framing;
 use uwarp_rnic::qp::QpState;
-use uwarp_rnic::{SendOp, Wc, WcStatus};
+use uwarp_rnic::{RecvWr, SendFlags, SendOp, SendWr, Wc, WcStatus};
 
 const SEND: SendOp = SendOp::Send { invalidate: None };
 const OK: WcStatus = WcStatus::Success;
@@ -167,6 +167,29 @@ fn a_send_waits_for_its_receive() {
         assert_eq!(b.poll().status, OK);
     }
     (0..30).for_each(|_| assert_eq!(a.poll().status, OK));
+}
+
+/// What arrived while a Send waited for its receive was reported then, and is not reported again. The
+/// receiver took what it had known of before for all that there is.
+#[test]
+fn what_came_while_a_send_waited_is_received() {
+    const EACH: u32 = 1024;
+    let (a, b) = connect(uwarp(), 1 << 20);
+    let send = |messages: usize| {
+        let sge = [a.sge(0, EACH)];
+        let wr = SendWr { wr_id: 1, op: SEND, flags: SendFlags::SIGNALED, sges: &sge };
+        a.qp.post_send(std::iter::repeat_n(wr, messages)).unwrap();
+        // No thread of the program looks meanwhile.
+        std::thread::sleep(Duration::from_millis(50));
+    };
+    b.recv(&[b.sge(0, EACH)]);
+    send(40);
+    assert_eq!(b.look_only().status, OK);
+    send(40);
+    let sge = [b.sge(0, EACH)];
+    b.qp.post_recv(std::iter::repeat_n(RecvWr { wr_id: 2, sges: &sge }, 79)).unwrap();
+    (0..79).for_each(|_| assert_eq!(b.look_only().status, OK));
+    (0..80).for_each(|_| assert_eq!(a.look_only().status, OK));
 }
 
 #[test]

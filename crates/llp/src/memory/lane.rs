@@ -291,6 +291,13 @@ impl Lane {
         }
     }
 
+    /// Whether nothing waits by now. Asked of the peer's line: what was heard of it may be from before a stop
+    /// in the middle (a Send without a receive), and what came since was reported during the stop.
+    #[inline]
+    fn is_drained(&self) -> bool {
+        !self.theirs.has_written(self.end.their_line(), self.end.mine.head)
+    }
+
     /// Copies so many bytes out of the ring, of those that wait: `copy` gets a stretch of the ring, and how
     /// many were copied before. Returns whether all could be.
     #[inline]
@@ -355,7 +362,7 @@ impl LowerLayer for Lane {
             self.bite = BITE;
         }
         self.get_bytes(buffer.get_mut(..bytes).unwrap_or_default())?;
-        Ok(Received { bytes, drained: bytes as u64 == waiting })
+        Ok(Received { bytes, drained: self.is_drained() })
     }
 
     fn receive_scattered(&mut self, pieces: &[MemSeg], buffer: &mut [u8]) -> Result<Received, Stop> {
@@ -373,7 +380,7 @@ impl LowerLayer for Lane {
         self.get_bytes(buffer.get_mut(..bytes).unwrap_or_default())?;
         left -= bytes;
         self.bite = BITE;
-        Ok(Received { bytes: waiting - left, drained: left == 0 })
+        Ok(Received { bytes: waiting - left, drained: self.is_drained() })
     }
 
     #[inline]
@@ -488,6 +495,61 @@ fn size(bytes: u64) -> usize {
 mod tests {
     use super::super::slab::Slab;
     use super::*;
+
+    fn lanes() -> ([Lane; 2], Arc<Slab>) {
+        let pair = || Arc::new(super::super::pair::Pair::default());
+        let (made, fd) = Slab::create(pair()).unwrap();
+        let opened = Slab::open(fd, pair()).unwrap();
+        let number = made.take_lane().unwrap();
+        let (a, b) = std::os::unix::net::UnixStream::pair().unwrap();
+        let lane = |slab: &Arc<Slab>, socket: std::os::unix::net::UnixStream| {
+            Lane::new(End::new(slab.clone(), number), Descriptor::new(socket.into()))
+        };
+        ([lane(&made, a), lane(&opened, b)], opened)
+    }
+
+    /// A receiver that stops in the middle, because a Send waits for its receive, is told of more meanwhile,
+    /// and only once. When it went on, it took what it had known of before for all that there is.
+    #[test]
+    fn who_stopped_in_the_middle_does_not_take_what_it_knew_for_all() {
+        mem::guard::arm();
+        let none = Counts { acked: 0, placed: 0 };
+        for scattered in [false, true] {
+            let ([mut from, mut to], slab) = lanes();
+            to.set_name(7);
+            let news = || {
+                let mut names = 0;
+                slab.harvest(|_| names += 1);
+                names
+            };
+            let mut buffer = vec![0; 64 * 1024];
+            let half = vec![1; 2 * BULK as usize];
+            assert_eq!(from.send_bytes(&half), Ok(half.len()));
+            from.flush(none, 0);
+            let first = to.receive(&mut buffer).unwrap();
+            assert!(!first.drained && first.bytes < half.len());
+            let _ = news();
+            assert_eq!(from.send_bytes(&half), Ok(half.len()));
+            from.flush(none, 0);
+            let _ = news();
+            let mut bytes = first.bytes;
+            loop {
+                let received = if scattered {
+                    let place = MemSeg { addr: buffer.as_mut_ptr().expose_provenance() as u64, len: 1000 };
+                    let (_, tail) = buffer.split_at_mut(1000);
+                    to.receive_scattered(&[place], &mut tail[..5000])
+                } else {
+                    to.receive(&mut buffer)
+                };
+                let received = received.unwrap();
+                bytes += received.bytes;
+                if received.drained {
+                    break;
+                }
+            }
+            assert_eq!((bytes, to.receive(&mut buffer)), (2 * half.len(), Err(Stop::Later)));
+        }
+    }
 
     /// A responder's stream follows the initiator's first byte. To leave a lane is no byte.
     #[test]
