@@ -16,10 +16,12 @@ local GROUP = 0xffffff
 local KINDS = {
     [0] = "Message", [1] = "Lookup Request", [2] = "Lookup Reply", [3] = "Proof Request", [4] = "Proof Reply",
     [5] = "Memory Request", [6] = "Memory Reply", [7] = "Memory Begins", [8] = "Record",
+    [9] = "Part", [10] = "Parts Request", [11] = "Parts Reply",
 }
 local PROOF_REQUEST, PROOF_REPLY = 3, 4
 local MEMORY_REQUEST, MEMORY_BEGINS = 5, 7
 local RECORD, RECORD_HEADER = 8, 20
+local PART, PARTS_REQUEST, PARTS_REPLY = 9, 10, 11
 local OPCODES = {
     [0] = "RDMA Write", [1] = "Read Request", [2] = "Read Response", [3] = "Send",
     [4] = "Send with Invalidate", [5] = "Send with SE", [6] = "Send with SE and Invalidate",
@@ -71,6 +73,12 @@ local f = {
     qkey = ProtoField.uint32("diwarp.qkey", "Q_Key", base.HEX),
     immediate = ProtoField.uint32("diwarp.immediate", "Immediate", base.HEX),
     incarnation = ProtoField.uint32("diwarp.incarnation", "Incarnation", base.HEX),
+    part_number = ProtoField.uint32("diwarp.part.number", "Number"),
+    part_length = ProtoField.uint16("diwarp.part.length", "Length of the datagram"),
+    part_offset = ProtoField.uint16("diwarp.part.offset", "Offset"),
+    part_bytes = ProtoField.bytes("diwarp.part.bytes", "Bytes of the datagram"),
+    part_padding = ProtoField.bytes("diwarp.part.padding", "Padding"),
+    parts_token = ProtoField.bytes("diwarp.parts.token", "Token"),
     transaction = ProtoField.uint32("diwarp.lookup.transaction", "Transaction", base.HEX),
     ddp = ProtoField.none("diwarp.ddp", "DDP header"),
     tagged = ProtoField.bool("diwarp.ddp.tagged", "T: tagged", 8, nil, 0x80),
@@ -274,6 +282,26 @@ local function dissect_lookup(body, tree, kind, summary)
     if is_request and HEADER + body:len() + CRC < 176 then
         tree:add_proto_expert_info(problem, "A Lookup Request has at least 176 bytes")
     end
+end
+
+-- A part has the header's first two words, and no CRC: its datagram has one.
+local function dissect_part(buffer, tree, summary)
+    local length, offset, there = buffer(12, 2):uint(), buffer(14, 2):uint(), buffer:len() - HEADER
+    add(tree, f.qkey, buffer(8, 4))
+    add(tree, f.part_length, buffer(12, 2))
+    local is_odd = there == 0 or offset >= length or offset % there ~= 0
+    add(tree, f.part_offset, buffer(14, 2), is_odd and "No part begins there")
+    add(tree, f.part_number, buffer(16, 4))
+    if is_odd then
+        return
+    end
+    local own = math.min(there, length - offset)
+    add(tree, f.part_bytes, buffer(HEADER, own))
+    if own < there then
+        add(tree, f.part_padding, buffer(HEADER + own))
+    end
+    local count = math.ceil(length / there)
+    table.insert(summary, string.format("Part %d of %d number=%d", offset / there + 1, count, buffer(16, 4):uint()))
 end
 
 -- All of it is shown: whoever reads the network has it anyway, and it is worth nothing at another port.
@@ -565,7 +593,8 @@ function diwarp.dissector(buffer, pinfo, root)
     local item = add(tree, f.source, buffer(1, 3))
     local is_proof = kind == PROOF_REQUEST or kind == PROOF_REPLY
     local is_memory = kind >= MEMORY_REQUEST and kind <= MEMORY_BEGINS
-    local has_numbers = kind == 0 or kind == RECORD or is_proof or is_memory
+    local is_offer = kind == PARTS_REQUEST or kind == PARTS_REPLY
+    local has_numbers = kind == 0 or kind == RECORD or kind == PART or is_proof or is_memory or is_offer
     if has_numbers then
         item:append_text(string.format(" (port %d, slot %d)", port_of(source), bit.band(source, 0xff)))
         if port_of(source) ~= pinfo.src_port then
@@ -588,9 +617,19 @@ function diwarp.dissector(buffer, pinfo, root)
         local slot = bit.band(destination, 0xff)
         item:append_text(string.format(" (port %d, slot %d)", port_of(destination), slot))
     end
+    if kind == PART then
+        dissect_part(buffer, tree, summary)
+        table.insert(summary, 1, string.format("0x%06x -> 0x%06x", source, destination))
+        pinfo.cols.info = table.concat(summary, " ")
+        return buffer:len()
+    end
     add(tree, f.qkey, buffer(8, 4))
-    add(tree, f.immediate, buffer(12, 4))
-    add(tree, has_numbers and f.incarnation or f.transaction, buffer(16, 4))
+    if is_offer then
+        add(tree, f.parts_token, buffer(12, 8))
+    else
+        add(tree, f.immediate, buffer(12, 4))
+        add(tree, has_numbers and f.incarnation or f.transaction, buffer(16, 4))
+    end
 
     local is_right, covered = crc_is_right(buffer)
     if covered == HEADER and is_proof then
@@ -605,6 +644,8 @@ function diwarp.dissector(buffer, pinfo, root)
             dissect_proof(body, tree, kind)
         elseif is_memory then
             dissect_memory(body, tree)
+        elseif is_offer then
+            add(tree, f.part_padding, body, kind == PARTS_REPLY and "A Parts Reply has 24 bytes")
         elseif KINDS[kind] then
             dissect_lookup(body, tree, kind, summary)
         else
@@ -617,7 +658,7 @@ function diwarp.dissector(buffer, pinfo, root)
         item:add_proto_expert_info(bad_crc)
         table.insert(summary, "[wrong CRC]")
     end
-    if is_proof or is_memory then
+    if is_proof or is_memory or is_offer then
         table.insert(summary, 1, string.format("0x%06x -> 0x%06x %s", source, destination, KINDS[kind]))
     elseif kind == 0 or kind == RECORD then
         local to = destination == GROUP and "group" or string.format("0x%06x", destination)
@@ -639,7 +680,7 @@ local function is_ours(buffer, pinfo)
     if bit.band(buffer(4, 1):uint(), 0x40) ~= 0 then
         return buffer(1, 2):uint() == pinfo.src_port and RD_KINDS[kind] ~= nil
     end
-    local is_named = kind == 0 or kind >= PROOF_REQUEST and kind <= RECORD
+    local is_named = kind == 0 or kind >= PROOF_REQUEST and kind <= PARTS_REPLY
     if is_named and port_of(buffer(1, 3):uint()) == pinfo.src_port then
         return true
     end

@@ -314,8 +314,8 @@ pub fn active_mtu(port: &Port) -> ibv_mtu {
     mtu(port.mtu())
 }
 
-/// The largest of InfiniBand's packet sizes, or the largest that fits the interface's: datagrams that are longer
-/// than a packet go in parts. An interface of less than 1280 bytes is for something else.
+/// The largest of InfiniBand's packet sizes, or the largest that fits the interface's: datagrams that are
+/// longer than a packet go in parts. An interface of less than 1280 bytes is for something else.
 fn mtu(bytes: u32) -> ibv_mtu {
     const LEAST: u32 = 1280;
     let takes_parts = Config::get().ud_mtu == UdMtu::Auto && bytes >= LEAST;

@@ -2,7 +2,9 @@
 //! IPv4.
 
 use uwarp_conformance::check::{self, Expected};
+use uwarp_conformance::netns::NetNs;
 use uwarp_conformance::pair;
+use uwarp_conformance::process::Cmd;
 use uwarp_conformance::topology::Topology::{self, *};
 use uwarp_conformance::topology::{Place, free_port};
 use uwarp_conformance::{Outcome, cc, require};
@@ -19,6 +21,7 @@ const V6: &[Topology] = &[Veth1500V6, Veth9000V6];
 const PINGS: &str = "every message at both ends";
 const TABLE: &str = "one result for each size, every iteration counted, no error at either end";
 const LARGE: &str = "one datagram, every byte at both ends";
+const PARTS: &str = "every message at both ends, and no fragments of IP but those of the first ones";
 const FI: &str = "every round of each size, data checked at both ends";
 
 /// All rows.
@@ -45,7 +48,7 @@ fn perftest() -> Vec<Case> {
     let row = |program, manner, at, run| Case { program, manner, checked: TABLE, at, run: Custom(run) };
     vec![
         row("ib_send_lat", "-c UD -a -n 20", LO, |w, p| {
-            w.ud_perftest("ib_send_lat", "-a -n 20", &up_to(1024, 20), p)
+            w.ud_perftest("ib_send_lat", "-a -n 20", &up_to(4096, 20), p)
         }),
         row("ib_send_lat", "-c UD -n 1000 -s 1024", &[Veth1500V4, Veth9000V4], |w, p| {
             w.ud_perftest("ib_send_lat", "-n 1000 -s 1024", &Expected::one(1024, 1000), p)
@@ -89,6 +92,9 @@ fn others() -> Vec<Case> {
         row("qperf", "ud_lat, ud_bw, ud_bi_bw, as InfiniBand", "a figure for each test", LO, |w, p| {
             w.ud_qperf(&["ud_lat", "ud_bw", "ud_bi_bw"], p)
         }),
+        row("ib_send_lat", "-c UD -n 2000 -s 4096, in parts", PARTS, &[Veth1500V4, Veth1500V6], |w, p| {
+            w.ud_in_parts(p)
+        }),
         // The largest datagram it sends is the port's MTU.
         row("fi_pingpong", "-p verbs -e dgram -c", FI, LO_AND_1500, |w, p| {
             w.fi_datagrams("-p verbs -e dgram", &["64", "256", "1k"], p)
@@ -98,6 +104,25 @@ fn others() -> Vec<Case> {
             w.fi_datagrams("-p verbs;ofi_rxd -e rdm -S 65536", &["64k"], p)
         }),
     ]
+}
+
+/// Fragments of IP that a namespace has made.
+fn fragments(ns: Option<&NetNs>) -> Outcome<u64> {
+    let named = |file: &str, name: &str| -> Outcome<u64> {
+        let text = Cmd::line(&format!("cat /proc/net/{file}")).in_ns(ns).run_ok()?.stdout;
+        // IPv6: a line for each. IPv4: names, then numbers.
+        if let Some(line) = text.lines().find(|line| line.starts_with(name)) {
+            return Ok(line.split_whitespace().nth(1).and_then(|number| number.parse().ok()).unwrap_or(0));
+        }
+        let ip: Vec<Vec<&str>> = text
+            .lines()
+            .filter(|line| line.starts_with("Ip:"))
+            .map(|line| line.split_whitespace().collect())
+            .collect();
+        let at = ip.first().and_then(|names| names.iter().position(|of| *of == name));
+        Ok(at.and_then(|at| ip.get(1)?.get(at)?.parse().ok()).unwrap_or(0))
+    };
+    Ok(named("snmp", "FragCreates")? + named("snmp6", "Ip6FragCreates")?)
 }
 
 impl World {
@@ -112,6 +137,21 @@ impl World {
         let failed =
             [&ends.server, &ends.client].iter().any(|out| out.text().contains("Completion with error"));
         if failed { ends.failure("a completion with an error") } else { Ok(()) }
+    }
+
+    /// Messages that are longer than a packet of the path, which IP would cut into fragments.
+    fn ud_in_parts(&self, place: Place<'_>) -> Outcome {
+        let before = fragments(place.server)? + fragments(place.client)?;
+        self.ud_perftest("ib_send_lat", "-n 2000 -s 4096", &Expected::one(4096, 2000), place)?;
+        // The first message of each end goes before its peer has said that it takes parts.
+        let made = fragments(place.server)? + fragments(place.client)? - before;
+        require!(made <= 60, "{made} fragments of IP");
+        for (mtu, shown) in [("auto", "4096 (5)"), ("interface", "1024 (3)")] {
+            let out = self.over_uwarp("ibv_devinfo", place.client)?.env("UWARP_UD_MTU", mtu).run_ok()?;
+            let line = out.stdout.lines().find(|line| line.contains("active_mtu")).unwrap_or_default();
+            require!(line.ends_with(shown), "UWARP_UD_MTU={mtu}: {line}");
+        }
+        Ok(())
     }
 
     /// `c/large_datagram.c`, whose ends find each other through rdma_cm.

@@ -30,8 +30,8 @@ pub struct Address {
     pub broadcast: Option<Ipv4Addr>,
 }
 
-/// As `uwarp_llp::route::longest_datagram`, for threads that post or poll, which no call may cancel: the socket
-/// that it asks is closed by the C library.
+/// As `uwarp_llp::route::longest_datagram`, for threads that post or poll, which no call may cancel: the
+/// socket that it asks is closed by the C library.
 pub(crate) fn longest_datagram(local: IpAddr, peer: SocketAddr) -> Option<usize> {
     let _uncancelled = Uncancelled::begin();
     route::longest_datagram(local, peer)

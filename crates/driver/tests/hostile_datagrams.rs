@@ -13,6 +13,7 @@ use uwarp_proto::datagram::{self, Head};
 use uwarp_rnic::qp::{Drops, QpModify, QpState};
 use uwarp_rnic::{Access, Cq, Mr, Pd, RecvWr, Sge, WcStatus};
 use uwarp_wire::crc::crc32c;
+use uwarp_wire::datagram::part::{Offer, PartHead};
 
 mod common;
 use common::{Events, LIMIT, address, init};
@@ -80,7 +81,10 @@ impl Victim {
             }
         }
         self.receives(stranger, b"good");
-        assert_eq!(self.unclaimed(), Unclaimed { malformed: sent, unknown: 0, spoofed: 0, ..Unclaimed::default() });
+        assert_eq!(
+            self.unclaimed(),
+            Unclaimed { malformed: sent, unknown: 0, spoofed: 0, ..Unclaimed::default() }
+        );
         assert_eq!(self.qp.look_at().2, Drops::default());
     }
 
@@ -208,7 +212,10 @@ fn bad_datagrams_among_joined_ones_cost_only_themselves() {
             received += 1;
         });
     }
-    assert_eq!(victim.unclaimed(), Unclaimed { malformed: 3, unknown: 0, spoofed: 1, ..Unclaimed::default() });
+    assert_eq!(
+        victim.unclaimed(),
+        Unclaimed { malformed: 3, unknown: 0, spoofed: 1, ..Unclaimed::default() }
+    );
     assert_eq!(victim.qp.look_at().2, Drops::default());
 }
 
@@ -344,7 +351,10 @@ fn what_is_for_nobody_from_a_false_port_or_with_another_key_is_counted_so() {
         send(Head { qkey: QKEY ^ 1 << bit, ..good });
     }
     victim.receives(&stranger, b"good");
-    assert_eq!(victim.unclaimed(), Unclaimed { malformed: 0, unknown: 255 + 4, spoofed: 4, ..Unclaimed::default() });
+    assert_eq!(
+        victim.unclaimed(),
+        Unclaimed { malformed: 0, unknown: 255 + 4, spoofed: 4, ..Unclaimed::default() }
+    );
     assert_eq!(victim.qp.look_at().2, Drops { qkey: 32, ..Drops::default() });
     // Without a receive; longer than the one there is.
     let until = |what: &str, drops: fn(Drops) -> u64| {
@@ -401,6 +411,173 @@ fn a_flood_from_many_sources_leaves_nothing_behind() {
     );
     assert_eq!(victim.qp.look_at().2, Drops { no_receive: 64 * 220, ..Drops::default() });
     strangers.iter().for_each(|stranger| victim.receives(stranger, b"good"));
+}
+
+/// A datagram in parts of so many bytes.
+fn parts(datagram: &[u8], head: PartHead, each: usize) -> Vec<Vec<u8>> {
+    let part = |(nth, bytes): (usize, &[u8])| {
+        let head = PartHead { length: datagram.len() as u16, offset: (nth * each) as u16, ..head };
+        let mut part = [&head.to_bytes()[..], bytes].concat();
+        part.resize(PartHead::LEN + each, 0);
+        part
+    };
+    datagram.chunks(each).enumerate().map(part).collect()
+}
+
+fn part_head(stranger: &Stranger, victim: &Victim, number: u32) -> PartHead {
+    let (source_qpn, destination_qpn) = (stranger.qpn(), victim.qp.qpn());
+    PartHead { source_qpn, destination_qpn, qkey: QKEY, number, length: 0, offset: 0 }
+}
+
+impl Victim {
+    /// Looks until this has come.
+    fn looks(&self, until: impl Fn(Unclaimed) -> bool) {
+        let end = Instant::now() + LIMIT;
+        while !until(self.unclaimed()) {
+            assert!(Instant::now() < end, "{:?}", self.unclaimed());
+            self.nic.poll_cq(&self.cq, 1, |_| panic!("a completion"));
+        }
+    }
+}
+
+#[test]
+fn parts_make_a_message_in_any_order_among_those_of_others() {
+    let _alone = ALONE.lock();
+    let (victim, stranger, other) = (Victim::new(), Stranger::new(), Stranger::new());
+    let good = made(&stranger.head(&victim), &[7; 150]);
+    let mut pieces = parts(&good, part_head(&stranger, &victim, 9), 40);
+    pieces.reverse();
+    victim.recv();
+    for (nth, piece) in (0..).zip(&pieces) {
+        // Whatever the others say, in its name, too.
+        other.send(&parts(&good, part_head(&stranger, &victim, 9), 40)[0], &victim);
+        other.send(&parts(&good, part_head(&other, &victim, 9), 40)[0], &victim);
+        stranger.send(&parts(&good, part_head(&stranger, &victim, 100 + nth % 2), 50)[0], &victim);
+        stranger.send(piece, &victim);
+        stranger.send(piece, &victim);
+    }
+    let (mut got, end) = (None, Instant::now() + LIMIT);
+    while got.is_none() {
+        assert!(Instant::now() < end, "{:?}", victim.unclaimed());
+        victim.nic.poll_cq(&victim.cq, 1, |wc| got = Some(wc));
+    }
+    let wc = got.unwrap();
+    assert_eq!((wc.status, wc.byte_len, wc.src_qp), (WcStatus::Success, 190, stranger.qpn()));
+    victim.looks(|unclaimed| unclaimed.spoofed == 5);
+    assert_eq!(victim.unclaimed(), Unclaimed { spoofed: 5, ..Unclaimed::default() });
+}
+
+/// Parts that hold parts would be unpacked without end; so would what is no message be answered.
+#[test]
+fn what_comes_in_parts_is_a_message_or_nothing() {
+    let _alone = ALONE.lock();
+    let (victim, stranger) = (Victim::new(), Stranger::new());
+    let good = made(&stranger.head(&victim), &[7; 100]);
+    let head = |number| part_head(&stranger, &victim, number);
+    let mut nested = good.clone();
+    for number in 0..50 {
+        nested = parts(&nested, head(number), nested.len()).remove(0);
+    }
+    let offer =
+        Offer { source_qpn: stranger.qpn(), destination_qpn: victim.qp.qpn(), token: 5, answers: false };
+    let mut corrupt = good.clone();
+    corrupt[60] ^= 1;
+    let whole = [&nested[..], &offer.to_bytes(), &corrupt].map(|bytes| parts(bytes, head(99), bytes.len()));
+    for bytes in &whole {
+        stranger.send(&bytes[0], &victim);
+    }
+    // Fields that contradict each other.
+    let mut bad = Vec::new();
+    for (at, value) in [(12, 0xFF), (14, 0xFF), (15, 1), (4, 0x89), (4, 0x49), (0, 2)] {
+        let mut bytes = parts(&good, head(100), 40).remove(0);
+        bytes[at] = value;
+        bad.push(bytes);
+    }
+    bad.push(parts(&good, head(101), 2).remove(0));
+    bad.push(head(102).to_bytes().to_vec());
+    // To nobody, and with another Q_Key.
+    let qpn = victim.qp.qpn();
+    for other in [
+        PartHead { destination_qpn: qpn ^ 0x80, ..head(103) },
+        PartHead { qkey: QKEY + 1, ..head(104) },
+        PartHead { destination_qpn: qpn ^ 0x8000, ..head(105) },
+    ] {
+        bad.push(parts(&good, other, 40).remove(0));
+    }
+    bad.iter().for_each(|bytes| stranger.send(bytes, &victim));
+    // (One with R set is not for this service.)
+    victim.looks(|unclaimed| unclaimed.malformed >= 3 + 7);
+    victim.receives(&stranger, b"good");
+    let found = victim.unclaimed();
+    assert_eq!((found.unknown, found.spoofed, found.incomplete), (3, 0, 0), "{found:?}");
+}
+
+#[test]
+fn parts_without_an_end_cost_no_memory_and_nobody_elses_messages() {
+    let _alone = ALONE.lock();
+    let victim = Victim::new();
+    let strangers: Vec<_> = (0..100).map(|_| Stranger::new()).collect();
+    let long = vec![0; 60_000];
+    let round = |number: u32| {
+        for stranger in &strangers {
+            stranger.send(&parts(&long, part_head(stranger, &victim, number), 1400)[0], &victim);
+        }
+        let begun = u64::from(number) * 100;
+        victim.looks(|unclaimed| unclaimed.incomplete + 1024 >= begun);
+    };
+    (1..=10).for_each(round);
+    let before = resident();
+    (11..=300).for_each(round);
+    let after = resident();
+    assert!(after < before + 4096, "{before} KiB before, {after} after");
+    victim.receives(&strangers[0], b"good");
+    // Of one that sends all of them at once, the message of another one is made meanwhile.
+    let good = made(&strangers[1].head(&victim), &[7; 150]);
+    victim.recv();
+    for (nth, piece) in parts(&good, part_head(&strangers[1], &victim, 7777), 40).iter().enumerate() {
+        for number in 0..30 {
+            let number = 10_000 + number + 100 * nth as u32;
+            strangers[0].send(&parts(&good, part_head(&strangers[0], &victim, number), 40)[0], &victim);
+        }
+        strangers[1].send(piece, &victim);
+    }
+    let (mut got, end) = (None, Instant::now() + LIMIT);
+    while got.is_none() {
+        assert!(Instant::now() < end, "{:?}", victim.unclaimed());
+        victim.nic.poll_cq(&victim.cq, 1, |wc| got = Some(wc));
+    }
+    assert_eq!(got.map(|wc| (wc.status, wc.src_qp)), Some((WcStatus::Success, strangers[1].qpn())));
+}
+
+#[test]
+fn the_question_for_parts_is_answered_to_who_asks_in_as_many_bytes() {
+    let _alone = ALONE.lock();
+    let (victim, stranger) = (Victim::new(), Stranger::new());
+    let offer =
+        Offer { source_qpn: stranger.qpn(), destination_qpn: victim.qp.qpn(), token: 5, answers: false };
+    stranger.send(&Offer { source_qpn: offer.source_qpn ^ 0x100, ..offer }.to_bytes(), &victim);
+    stranger.send(&Offer { destination_qpn: offer.destination_qpn ^ 0x100, ..offer }.to_bytes(), &victim);
+    // Nobody has asked.
+    stranger.send(&Offer { answers: true, ..offer }.to_bytes(), &victim);
+    let mut flipped = offer.to_bytes();
+    flipped[15] ^= 1;
+    stranger.send(&flipped, &victim);
+    // As long as a part.
+    let mut question = [0; 1472];
+    offer.emit(&mut question);
+    stranger.send(&question, &victim);
+    victim.looks(|unclaimed| unclaimed.malformed == 1);
+    victim.receives(&stranger, b"good");
+    let mut bytes = [0; 100];
+    stranger.0.set_read_timeout(Some(LIMIT)).unwrap();
+    assert_eq!(stranger.0.recv(&mut bytes).unwrap(), Offer::LEN);
+    assert_eq!(bytes[..Offer::LEN], offer.answer().to_bytes());
+    stranger.0.set_read_timeout(Some(std::time::Duration::from_millis(50))).unwrap();
+    assert!(stranger.0.recv(&mut bytes).is_err(), "one answer");
+    assert_eq!(
+        victim.unclaimed(),
+        Unclaimed { malformed: 1, unknown: 1, spoofed: 1, ..Unclaimed::default() }
+    );
 }
 
 /// If nothing else keeps the port: creating a queue pair failed ("File exists"), or its datagrams were not

@@ -64,7 +64,12 @@ pub fn longest_datagram(local: IpAddr, peer: SocketAddr) -> Option<usize> {
     const HEADERS: (usize, usize) = (28, 48);
     let flags = SocketFlags::CLOEXEC.union(SocketFlags::NONBLOCK);
     let fd = net::socket_with(family(peer), SocketType::DGRAM, flags, None).ok()?;
-    net::bind(&fd, &SocketAddr::new(local, 0)).ok()?;
+    let mut from = SocketAddr::new(local, 0);
+    if let (SocketAddr::V6(from), SocketAddr::V6(peer)) = (&mut from, peer) {
+        // A link-local address is one of the peer's link.
+        from.set_scope_id(peer.scope_id());
+    }
+    net::bind(&fd, &from).ok()?;
     net::connect(&fd, &peer).ok()?;
     let (mtu, headers) = match peer {
         SocketAddr::V4(_) => (net::sockopt::ip_mtu(&fd), HEADERS.0),

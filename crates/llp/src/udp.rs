@@ -316,10 +316,21 @@ impl Socket {
         if bytes.len() <= length {
             return self.send_some::<1>(&[Outgoing { route, bytes }], &[marks]);
         }
-        let count = bytes.len().div_ceil(length.max(1));
-        if length > self.cut_up_to.load(Ordering::Relaxed) || route.to.ip().is_multicast() {
+        if !self.cuts(length) || route.to.ip().is_multicast() {
             return self.send_apart(route, marks, bytes, length);
         }
+        match self.send_as_one(route, marks, bytes, length) {
+            Err(error) if refuses_to_cut(error) => {
+                self.cut_up_to.fetch_min(length.saturating_sub(1), Ordering::Relaxed);
+                self.send_apart(route, marks, bytes, length)
+            }
+            sent => sent,
+        }
+    }
+
+    /// In one call, which the system cuts.
+    fn send_as_one(&self, route: &Route, marks: Marks, bytes: &[u8], length: usize) -> Result<usize, Errno> {
+        let count = bytes.len().div_ceil(length.max(1));
         let mut name = MaybeUninit::<libc::sockaddr_in6>::uninit();
         let mut control = Control([0; CONTROL]);
         let mut piece = libc::iovec { iov_base: bytes.as_ptr().cast_mut().cast(), iov_len: bytes.len() };
@@ -338,18 +349,37 @@ impl Socket {
         // SAFETY: the header names an address, control data and bytes that live until the call returns; the
         // kernel only reads the bytes.
         let sent = quietly(|| unsafe { libc::syscall(libc::SYS_sendmsg, fd, &raw const header, flags) });
-        match sent {
-            Ok(_) => Ok(count),
-            Err(error) if refuses_to_cut(error) => {
+        sent.map(|_| count)
+    }
+
+    /// Whether the system is known not to refuse to cut datagrams of this length.
+    pub fn cuts(&self, length: usize) -> bool {
+        length <= self.cut_up_to.load(Ordering::Relaxed)
+    }
+
+    /// As [`Self::send_run`], for a path whose packets are so long. `MSGSIZE`: they are not any more; other
+    /// paths are not concerned.
+    pub fn send_cut(&self, route: &Route, marks: Marks, bytes: &[u8], length: usize) -> Result<usize, Errno> {
+        if bytes.len() <= length || !self.cuts(length) {
+            return self.send_apart(route, marks, bytes, length);
+        }
+        match self.send_as_one(route, marks, bytes, length) {
+            Err(error) if error != Errno::MSGSIZE && refuses_to_cut(error) => {
                 self.cut_up_to.fetch_min(length.saturating_sub(1), Ordering::Relaxed);
                 self.send_apart(route, marks, bytes, length)
             }
-            Err(error) => Err(error),
+            sent => sent,
         }
     }
 
-    /// The same where the system does not cut.
-    fn send_apart(&self, route: &Route, marks: Marks, bytes: &[u8], length: usize) -> Result<usize, Errno> {
+    /// The same, one by one, at most [`BATCH`].
+    pub fn send_apart(
+        &self,
+        route: &Route,
+        marks: Marks,
+        bytes: &[u8],
+        length: usize,
+    ) -> Result<usize, Errno> {
         let batch: SmallVec<[Outgoing<'_>; 1]> =
             bytes.chunks(length.max(1)).take(BATCH).map(|bytes| Outgoing { route, bytes }).collect();
         self.send_marked(&batch, &[marks; BATCH])

@@ -196,6 +196,31 @@ pub mod udp {
             })
         }
 
+        pub fn cuts(&self, _: usize) -> bool {
+            true
+        }
+
+        /// No scenario has parts.
+        pub fn send_cut(
+            &self,
+            route: &Route,
+            marks: Marks,
+            bytes: &[u8],
+            len: usize,
+        ) -> Result<usize, Errno> {
+            self.send_run(route, marks, bytes, len)
+        }
+
+        pub fn send_apart(
+            &self,
+            route: &Route,
+            marks: Marks,
+            bytes: &[u8],
+            len: usize,
+        ) -> Result<usize, Errno> {
+            self.send_run(route, marks, bytes, len)
+        }
+
         pub fn send(&self, batch: &[Outgoing<'_>]) -> Result<usize, Errno> {
             self.send_marked(batch, &[])
         }

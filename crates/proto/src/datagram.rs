@@ -214,9 +214,6 @@ pub fn parse_memory(datagram: &[u8]) -> Option<Memory> {
 /// (docs/datagram-iwarp.md section 16). The caller checks both numbers.
 pub fn parse_offer(datagram: &[u8]) -> Option<Offer> {
     // Before the CRC is computed once more.
-    if datagram.len() != Offer::LEN {
-        return None;
-    }
     let datagram = Datagram::parse(datagram).ok()?;
     Offer::parse(&datagram).filter(|_| datagram.is_intact())
 }

@@ -1,96 +1,154 @@
 //! Datagrams that are longer than a packet of the path go in parts (docs/datagram-iwarp.md section 16).
 //!
-//! The system would cut them into fragments of IP, one datagram at a time: between two namespaces with an MTU of
-//! 1500 a message of 4 KiB then takes four times as long as four of 1 KiB, which it takes in one call. Parts are
-//! packets of one length, so those of many messages go in one call and come in one.
+//! The system would cut them into fragments of IP, one datagram at a time: between two namespaces with an MTU
+//! of 1500 a message of 4 KiB then takes four times as long as four of 1 KiB, which it takes in one call.
+//! Parts are packets of one length, so those of many messages go in one call and come in one.
 //!
 //! [`Assembler`] puts them together, [`Peers`] knows who takes them, [`layout`] says how long they are.
 
 use std::collections::HashMap;
-use std::net::SocketAddr;
+use std::net::{IpAddr, SocketAddr};
 use std::time::{Duration, Instant};
 
 use uwarp_wire::datagram::part::{Part, PartHead};
 
-/// Datagrams of which some parts have come, at most; and of one sender. The oldest goes for another one.
-const MOST: usize = 64;
-const MOST_OF_ONE: usize = 4;
-/// Bytes of these.
-const MOST_BYTES: usize = 1 << 20;
+/// Datagrams of which some parts have come, at most, and bytes of these. For another one the older half goes
+/// of those of the address that has most.
+const MOST: usize = 1024;
+const MOST_BYTES: usize = 4 << 20;
+/// The same of one sender.
+const MOST_OF_ONE: usize = 64;
+
+/// Largest buffer that is used again.
+const MOST_SPARE: usize = 8 << 10;
 
 /// Peers that are known.
 const MOST_PEERS: usize = 8192;
 /// What is known of a peer, and of the path to it, is looked at anew after this time.
 const KNOWN: Duration = Duration::from_secs(60);
-/// A question is asked again after this time, and so often. Who takes no parts does not answer.
+/// A question is asked again after this time, and so often with each length. Who takes no parts does not
+/// answer.
 const AGAIN: Duration = Duration::from_millis(200);
-const QUESTIONS: u8 = 3;
-/// Parts of one datagram that are sent at most. More than these go as fragments of IP.
+const QUESTIONS: u8 = 2;
+/// A packet of so many bytes passes on every path that programs may count on: an MTU of 1280 (RFC 8200
+/// section 5), without the headers of IPv6 and UDP.
+pub const FITS: usize = 1280 - 48;
+/// Parts of one datagram that are sent at most, and its bytes. What is longer goes as fragments of IP: a
+/// socket must have room for all parts.
 const MOST_SENT: usize = 32;
+const MOST_LENGTH: usize = 32 << 10;
 
 /// A datagram of which some parts have come.
 #[derive(Debug)]
 struct Assembly {
-    from: SocketAddr,
     /// Of its first part; its offset has no meaning.
     head: PartHead,
     /// Bytes of a part.
     each: usize,
     /// Which have come.
     have: u64,
+    /// As far as they have come.
     bytes: Vec<u8>,
+    born: u64,
 }
 
 impl Assembly {
-    fn is_of(&self, from: SocketAddr, part: &Part<'_>) -> bool {
-        let head = PartHead { offset: self.head.offset, ..part.head };
-        self.from == from && self.head == head && self.each == part.bytes.len()
-    }
-
-    fn count(&self) -> usize {
-        self.bytes.len().div_ceil(self.each)
+    fn agrees(&self, part: &Part<'_>) -> bool {
+        self.head == PartHead { offset: self.head.offset, ..part.head } && self.each == part.bytes.len()
     }
 
     /// Whether it is whole now.
     fn add(&mut self, part: &Part<'_>) -> bool {
-        let at = usize::from(part.head.offset);
-        let Some(place) = self.bytes.get_mut(at..) else { return false };
-        let len = place.len().min(self.each);
-        if let (Some(place), Some(bytes)) = (place.get_mut(..len), part.bytes.get(..len)) {
+        let (at, length) = (usize::from(part.head.offset), usize::from(self.head.length));
+        let end = length.min(at + self.each);
+        if self.bytes.len() < end {
+            self.bytes.resize(end, 0);
+        }
+        if let (Some(place), Some(bytes)) = (self.bytes.get_mut(at..end), part.bytes.get(..end - at)) {
             place.copy_from_slice(bytes);
         }
         self.have |= 1 << (at / self.each);
-        self.have.count_ones() as usize == self.count()
+        self.have.count_ones() as usize == length.div_ceil(self.each)
     }
 }
+
+/// Nobody waits for a datagram of which a part has come.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Unexpected;
+
+/// Who sends, and the number of the datagram.
+type Name = (SocketAddr, u32);
 
 /// Puts parts together.
 #[derive(Debug, Default)]
 pub struct Assembler {
-    /// The oldest first.
-    begun: Vec<Assembly>,
+    /// That of the last part: in order, nothing is looked up.
+    current: Option<(Name, Assembly)>,
+    /// The others.
+    begun: HashMap<Name, Assembly>,
+    /// How many of each sender, and of each address.
+    of_sender: HashMap<SocketAddr, usize>,
+    of_address: HashMap<IpAddr, usize>,
+    /// Bytes that these will have.
     bytes: usize,
+    next: u64,
     spare: Vec<u8>,
     dropped: u64,
 }
 
+fn take_one<K: std::hash::Hash + Eq>(counts: &mut HashMap<K, usize>, of: &K) {
+    if let Some(count) = counts.get_mut(of) {
+        *count -= 1;
+        if *count == 0 {
+            counts.remove(of);
+        }
+    }
+}
+
 impl Assembler {
-    /// Takes a part. `Some`: its datagram is whole now, and unchecked. To be given back with
+    /// Takes a part. `may_begin`: whether there is somebody to whom its datagram may go; asked with the first
+    /// one to come. `Some`: the datagram is whole now, and unchecked. To be given back with
     /// [`Self::give_back`].
-    pub fn take(&mut self, from: SocketAddr, part: &Part<'_>) -> Option<Vec<u8>> {
-        // The last one, most likely.
-        let at = match self.begun.iter().rposition(|begun| begun.is_of(from, part)) {
-            Some(at) => at,
-            None => self.begin(from, part),
+    ///
+    /// # Errors
+    /// [`Unexpected`]: there is nobody.
+    pub fn take(
+        &mut self,
+        from: SocketAddr,
+        part: &Part<'_>,
+        may_begin: impl FnOnce() -> bool,
+    ) -> Result<Option<Vec<u8>>, Unexpected> {
+        let name = (from, part.head.number);
+        let is_current = self.current.as_ref().is_some_and(|(current, _)| *current == name);
+        if !is_current && !self.begun.is_empty() && self.begun.contains_key(&name) {
+            let begun = self.begun.get_mut(&name).filter(|begun| begun.agrees(part));
+            let is_whole = begun.is_some_and(|begun| begun.add(part));
+            return Ok(if is_whole { self.remove(&name) } else { None });
+        }
+        if !is_current {
+            if !may_begin() {
+                return Err(Unexpected);
+            }
+            self.set_current_aside();
+            let (bytes, born) = (std::mem::take(&mut self.spare), self.next);
+            self.next += 1;
+            let begun = Assembly { head: part.head, each: part.bytes.len(), have: 0, bytes, born };
+            self.current = Some((name, begun));
+        }
+        let is_whole = match &mut self.current {
+            Some((_, begun)) => begun.agrees(part) && begun.add(part),
+            None => false,
         };
-        let is_whole = self.begun.get_mut(at)?.add(part);
-        is_whole.then(|| self.remove(at))
+        Ok(if is_whole { self.current.take().map(|(_, whole)| whole.bytes) } else { None })
     }
 
     /// The buffer of a datagram that was whole.
     pub fn give_back(&mut self, mut bytes: Vec<u8>) {
         bytes.clear();
-        self.spare = bytes;
+        // What an unfinished one does not use is not counted.
+        if bytes.capacity() <= MOST_SPARE {
+            self.spare = bytes;
+        }
     }
 
     /// Datagrams that were dropped since the last question, because others came before their last part.
@@ -98,65 +156,92 @@ impl Assembler {
         std::mem::take(&mut self.dropped)
     }
 
-    fn begin(&mut self, from: SocketAddr, part: &Part<'_>) -> usize {
-        let length = usize::from(part.head.length);
-        let of_one = self.begun.iter().filter(|begun| begun.from == from).count();
-        if of_one >= MOST_OF_ONE
-            && let Some(at) = self.begun.iter().position(|begun| begun.from == from)
-        {
-            self.drop_one(at);
+    /// Another one begins before it is whole.
+    fn set_current_aside(&mut self) {
+        let Some((name, begun)) = self.current.take() else { return };
+        let length = usize::from(begun.head.length);
+        if self.of_sender.get(&name.0).is_some_and(|count| *count >= MOST_OF_ONE) {
+            self.drop_older(|(from, _)| *from == name.0);
         }
         while self.begun.len() >= MOST || self.bytes + length > MOST_BYTES {
-            self.drop_one(0);
+            let most = self.of_address.iter().max_by_key(|(_, count)| **count).map(|(address, _)| *address);
+            self.drop_older(|(from, _)| Some(from.ip()) == most);
         }
-        let mut bytes = std::mem::take(&mut self.spare);
-        bytes.resize(length, 0);
+        *self.of_sender.entry(name.0).or_default() += 1;
+        *self.of_address.entry(name.0.ip()).or_default() += 1;
         self.bytes += length;
-        self.begun.push(Assembly { from, head: part.head, each: part.bytes.len(), have: 0, bytes });
-        self.begun.len() - 1
+        self.begun.insert(name, begun);
     }
 
-    fn drop_one(&mut self, at: usize) {
-        self.dropped += 1;
-        let bytes = self.remove(at);
-        self.give_back(bytes);
+    /// Drops the older half of these, at least one: so what was lost does not cost a search each time.
+    fn drop_older(&mut self, of: impl Fn(&Name) -> bool) {
+        let these = self.begun.iter().filter(|(name, _)| of(name));
+        let mut these: Vec<(u64, Name)> = these.map(|(name, begun)| (begun.born, *name)).collect();
+        these.sort_unstable_by_key(|(born, _)| *born);
+        let count = these.len().div_ceil(2);
+        for (_, name) in these.into_iter().take(count) {
+            self.dropped += 1;
+            if let Some(bytes) = self.remove(&name) {
+                self.give_back(bytes);
+            }
+        }
     }
 
-    fn remove(&mut self, at: usize) -> Vec<u8> {
-        let bytes = self.begun.remove(at).bytes;
-        self.bytes -= bytes.len();
-        bytes
+    fn remove(&mut self, name: &Name) -> Option<Vec<u8>> {
+        let begun = self.begun.remove(name)?;
+        take_one(&mut self.of_sender, &name.0);
+        take_one(&mut self.of_address, &name.0.ip());
+        self.bytes -= usize::from(begun.head.length);
+        Some(begun.bytes)
     }
 }
 
-/// Into how many parts a datagram of `length` bytes is cut, and how many of its bytes each has, where packets have
-/// `packet` bytes. `None`: it needs no parts, or too many.
+/// Into how many parts a datagram of `length` bytes is cut, and how many of its bytes each has, where packets
+/// have `packet` bytes. `None`: it needs no parts, or too many, or is too long.
 pub fn layout(length: usize, packet: usize) -> Option<(usize, usize)> {
     let most = packet.checked_sub(PartHead::LEN).filter(|most| *most > 0)?;
     let count = length.div_ceil(most);
-    (length > packet && count <= MOST_SENT).then(|| (count, length.div_ceil(count)))
+    (length > packet && length <= MOST_LENGTH && count <= MOST_SENT).then(|| (count, length.div_ceil(count)))
 }
 
 /// What is known of a peer.
 #[derive(Debug, Clone, Copy)]
 struct Peer {
     since: Instant,
-    /// Bytes of a packet of the path.
+    /// Bytes of a packet of the path, as the system knows it.
     packet: usize,
-    takes: bool,
+    /// Bytes of a packet that the peer has shown to take parts in; 0: of none.
+    proven: usize,
     token: u64,
-    /// Not answered yet.
     asked: Option<Instant>,
     questions: u8,
 }
 
+impl Peer {
+    /// Bytes of the last question, and so of the packets that its answer proves.
+    fn asked_len(&self) -> usize {
+        if self.questions <= QUESTIONS { self.packet } else { self.packet.min(FITS) }
+    }
+}
+
 /// How a datagram goes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Way {
-    /// In parts, in packets of so many bytes; `None`: as it is.
-    pub parts: Option<usize>,
-    /// Behind it goes the question whether the peer takes parts, with this token.
-    pub asks: Option<u64>,
+pub enum How {
+    /// As it is, in one packet.
+    Whole,
+    /// As it is, in fragments of IP.
+    Fragments,
+    /// In parts, in packets of so many bytes.
+    Parts(usize),
+}
+
+/// The question whether a peer takes parts.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Question {
+    /// The answer returns it.
+    pub token: u64,
+    /// How long the question is.
+    pub bytes: usize,
 }
 
 /// Who takes parts.
@@ -166,8 +251,8 @@ pub struct Peers {
 }
 
 impl Peers {
-    /// How a datagram of `length` bytes goes. `packet`: bytes of a packet of the path, as the system knows it.
-    /// `token`: at random.
+    /// How a datagram of `length` bytes goes, and what is to be asked behind it. `packet`: bytes of a packet
+    /// of the path, as the system knows it. `token`: at random.
     pub fn way(
         &mut self,
         now: Instant,
@@ -175,47 +260,56 @@ impl Peers {
         length: usize,
         packet: impl FnOnce() -> usize,
         token: impl FnOnce() -> u64,
-    ) -> Way {
+    ) -> (How, Option<Question>) {
         if self.known.len() >= MOST_PEERS && !self.known.contains_key(&to) {
             self.known.retain(|_, peer| now < peer.since + KNOWN);
             if self.known.len() >= MOST_PEERS {
                 self.known.clear();
             }
         }
-        let new = Peer { since: now, packet: 0, takes: false, token: 0, asked: None, questions: 0 };
+        let new = Peer { since: now, packet: 0, proven: 0, token: 0, asked: None, questions: 0 };
         let peer = self.known.entry(to).or_insert(new);
         if peer.packet == 0 || now >= peer.since + KNOWN {
+            let packet = packet().max(1);
             // What it took it takes, unless it does not say so now.
-            *peer = Peer { packet: packet().max(1), takes: peer.takes, ..new };
+            *peer = Peer { packet, proven: peer.proven.min(packet), ..new };
         }
-        if layout(length, peer.packet).is_none() {
-            return Way { parts: None, asks: None };
+        if length <= peer.packet {
+            return (How::Whole, None);
         }
-        let is_due = match peer.asked {
-            Some(at) => now >= at + AGAIN,
-            None => peer.questions == 0,
-        };
-        if is_due && peer.questions >= QUESTIONS {
-            (peer.takes, peer.asked) = (false, None);
+        if layout(length, peer.packet.min(FITS)).is_none() {
+            return (How::Fragments, None);
         }
-        let asks = is_due && peer.questions < QUESTIONS;
-        if asks {
+        let is_answered = peer.questions > 0 && peer.asked.is_none();
+        let is_due = !is_answered && peer.asked.is_none_or(|at| now >= at + AGAIN);
+        let mut question = None;
+        if is_due && peer.questions > 0 {
+            peer.proven = 0;
+        }
+        if is_due && peer.questions < 2 * QUESTIONS {
             if peer.questions == 0 {
                 peer.token = token();
             }
             (peer.asked, peer.questions) = (Some(now), peer.questions + 1);
+            question = Some(Question { token: peer.token, bytes: peer.asked_len() });
         }
-        Way { parts: peer.takes.then_some(peer.packet), asks: asks.then_some(peer.token) }
+        (if peer.proven > 0 { How::Parts(peer.proven) } else { How::Fragments }, question)
     }
 
-    /// An answer has come. Returns whether there was such a question.
+    /// An answer has come, perhaps a late one. Returns whether there was such a question.
     pub fn on_answer(&mut self, from: SocketAddr, token: u64) -> bool {
         let Some(peer) = self.known.get_mut(&from) else { return false };
-        let is_asked = peer.asked.is_some() && peer.token == token;
-        if is_asked {
-            (peer.takes, peer.asked) = (true, None);
+        let is_ours = peer.questions > 0 && peer.token == token;
+        if is_ours {
+            // The answer may be to an earlier question, which was not shorter.
+            (peer.proven, peer.asked) = (peer.asked_len(), None);
         }
-        is_asked
+        is_ours
+    }
+
+    /// The system says that packets to this peer are too long.
+    pub fn forget(&mut self, to: SocketAddr) {
+        self.known.remove(&to);
     }
 }
 
@@ -236,10 +330,10 @@ mod tests {
             let head = PartHead {
                 source_qpn: 1,
                 destination_qpn: 2,
+                qkey: 3,
                 number,
                 length: datagram.len() as u16,
                 offset: (nth * each) as u16,
-                incarnation: 3,
             };
             let mut bytes =
                 [&head.to_bytes()[..], &datagram[nth * each..datagram.len().min((nth + 1) * each)]].concat();
@@ -254,7 +348,7 @@ mod tests {
     }
 
     fn take(assembler: &mut Assembler, port: u16, part: &[u8]) -> Option<Vec<u8>> {
-        assembler.take(peer(port), &Part::parse(part).unwrap())
+        assembler.take(peer(port), &Part::parse(part).unwrap(), || true).unwrap()
     }
 
     #[test]
@@ -262,9 +356,9 @@ mod tests {
         assert_eq!(layout(1472, 1472), None);
         assert_eq!(layout(1473, 1472), Some((2, 737)));
         assert_eq!(layout(4138, 1472), Some((3, 1380)));
-        assert_eq!(layout(65_507, 1472), None, "too many");
+        assert_eq!((layout(65_507, 1472), layout(40_000, 8972), layout(40_000, 500)), (None, None, None));
         assert_eq!(layout(4138, 20), None);
-        for length in 1473..MOST_SENT * 1452 {
+        for length in 1473..=MOST_LENGTH {
             let (count, each) = layout(length, 1472).unwrap();
             assert!(each + PartHead::LEN <= 1472 && (count - 1) * each < length && count * each >= length);
         }
@@ -273,7 +367,7 @@ mod tests {
     proptest! {
         /// Whatever order they come in, and however often.
         #[test]
-        fn a_datagram_is_whole_with_its_last_part(length in 1473usize..40_000, seed: u64) {
+        fn a_datagram_is_whole_with_its_last_part(length in 1473usize..32_000, seed: u64) {
             let datagram = bytes(length, 5);
             let mut parts = cut(&datagram, 9, 1472);
             let mut assembler = Assembler::default();
@@ -288,7 +382,8 @@ mod tests {
             let (last, others) = parts.split_last().unwrap();
             for part in others {
                 prop_assert_eq!(take(&mut assembler, 1, part), None);
-                prop_assert_eq!(take(&mut assembler, 1, &others[draw(others.len())].clone()).is_some(), false);
+                let again = others[draw(others.len())].clone();
+                prop_assert!(take(&mut assembler, 1, &again).is_none());
             }
             prop_assert_eq!(take(&mut assembler, 1, last), Some(datagram));
             prop_assert_eq!((assembler.begun.len(), assembler.bytes, assembler.take_dropped()), (0, 0, 0));
@@ -306,30 +401,40 @@ mod tests {
                 assert_eq!(whole.as_deref(), (nth == 2).then_some(&datagram[..]));
             }
         }
-        // The same number with another length, or another incarnation.
+        // The same number with another length: who has it first goes on.
         let (short, long) = (cut(&bytes(3000, 1), 9, 1472), cut(&bytes(4138, 2), 9, 1472));
-        for nth in 0..2 {
-            assert_eq!(take(&mut assembler, 1, &long[nth]), None);
-            assert_eq!(take(&mut assembler, 1, &short[nth]).is_none(), nth == 0 || short.len() > 2);
+        for nth in 0..3 {
+            assert_eq!(take(&mut assembler, 1, &long[nth]).is_some(), nth == 2);
+            assert!(nth == 2 || take(&mut assembler, 1, &short[nth]).is_none());
         }
+        let part = Part::parse(&long[0]).unwrap();
+        assert_eq!(assembler.take(peer(1), &part, || false), Err(Unexpected));
+        assert!(
+            assembler.begun.is_empty() && assembler.of_sender.is_empty() && assembler.of_address.is_empty()
+        );
     }
 
     #[test]
     fn what_misses_parts_is_bounded() {
         let mut assembler = Assembler::default();
-        for number in 0..10 {
-            assert_eq!(take(&mut assembler, 1, &cut(&bytes(4138, 0), number, 1472)[0]), None);
+        let first = |length, number| cut(&bytes(length, 0), number, 1472).swap_remove(0);
+        for number in 0..100 {
+            assert_eq!(take(&mut assembler, 1, &first(4138, number)), None);
         }
-        assert_eq!((assembler.begun.len(), assembler.take_dropped()), (MOST_OF_ONE, 6));
-        for port in 2..500 {
-            assert_eq!(take(&mut assembler, port, &cut(&bytes(40_000, 0), 1, 1472)[0]), None);
+        assert_eq!((assembler.begun.len(), assembler.take_dropped()), (35, 64));
+        // Somebody at another address begins one. All ports of the first one then cost only that address.
+        let other: SocketAddr = ([10, 0, 0, 2], 5).into();
+        let mine = cut(&bytes(4138, 3), 7, 1472);
+        let add = |assembler: &mut Assembler, nth: usize| {
+            assembler.take(other, &Part::parse(&mine[nth]).unwrap(), || true).unwrap().is_some()
+        };
+        assert!(!add(&mut assembler, 0));
+        for port in 2..5000 {
+            assert_eq!(take(&mut assembler, port, &first(32_000, 1)), None);
             assert!(assembler.begun.len() <= MOST && assembler.bytes <= MOST_BYTES);
         }
-        assert!(assembler.take_dropped() > 400);
-        // And all that is begun behind them is finished.
-        let datagram = bytes(4138, 3);
-        let wholes = cut(&datagram, 7, 1472).iter().filter_map(|part| take(&mut assembler, 1, part)).count();
-        assert_eq!(wholes, 1);
+        assert!(assembler.take_dropped() > 3000);
+        assert!(!add(&mut assembler, 1) && add(&mut assembler, 2));
     }
 
     #[test]
@@ -339,23 +444,46 @@ mod tests {
         let way = |peers: &mut Peers, ms, length| {
             peers.way(start + Duration::from_millis(ms), peer(1), length, || 1472, || 77)
         };
-        let whole = Way { parts: None, asks: None };
-        assert_eq!(way(&mut peers, 0, 1472), whole, "needs no parts");
-        assert_eq!(way(&mut peers, 0, 4138), Way { parts: None, asks: Some(77) });
-        assert_eq!(way(&mut peers, 1, 4138), whole);
+        let asks = |bytes| Some(Question { token: 77, bytes });
+        assert_eq!(way(&mut peers, 0, 1472), (How::Whole, None));
+        assert_eq!(way(&mut peers, 0, 60_000), (How::Fragments, None));
+        assert_eq!(way(&mut peers, 0, 4138), (How::Fragments, asks(1472)));
+        assert_eq!(way(&mut peers, 1, 4138), (How::Fragments, None));
         assert!(!peers.on_answer(peer(1), 76) && !peers.on_answer(peer(2), 77));
-        assert!(peers.on_answer(peer(1), 77) && !peers.on_answer(peer(1), 77));
-        let parts = Way { parts: Some(1472), asks: None };
+        assert!(peers.on_answer(peer(1), 77));
+        let parts = (How::Parts(1472), None);
         assert_eq!((way(&mut peers, 2, 4138), way(&mut peers, 59_000, 4138)), (parts, parts));
-        assert_eq!(way(&mut peers, 59_000, 1000), whole);
+        assert_eq!(way(&mut peers, 59_000, 1000), (How::Whole, None));
         // After a minute it is asked again, and not believed for long without an answer.
-        assert_eq!(way(&mut peers, 60_001, 4138), Way { asks: Some(77), ..parts });
-        for again in [60_202, 60_403] {
-            assert_eq!(way(&mut peers, again, 4138), Way { asks: Some(77), ..parts });
+        assert_eq!(way(&mut peers, 60_001, 4138), (How::Parts(1472), asks(1472)));
+        assert_eq!(way(&mut peers, 60_100, 4138), parts);
+        for (again, bytes) in [(60_202, 1472), (60_403, FITS), (60_604, FITS)] {
+            assert_eq!(way(&mut peers, again, 4138), (How::Fragments, asks(bytes)));
         }
-        assert_eq!((way(&mut peers, 60_604, 4138), way(&mut peers, 61_000, 4138)), (whole, whole));
-        assert!(!peers.on_answer(peer(1), 77), "too late");
-        assert_eq!(way(&mut peers, 121_000, 4138), Way { parts: None, asks: Some(77) });
+        assert_eq!(way(&mut peers, 60_900, 4138), (How::Fragments, None));
+        // It was busy; which question it answers is not known.
+        assert!(peers.on_answer(peer(1), 77));
+        assert_eq!(way(&mut peers, 61_000, 4138), (How::Parts(FITS), None));
+        peers.forget(peer(1));
+        assert_eq!(way(&mut peers, 61_001, 4138), (How::Fragments, asks(1472)));
+    }
+
+    /// The path takes less than its first link, and nobody says so.
+    #[test]
+    fn parts_are_as_long_as_a_question_that_was_answered() {
+        let (start, mut peers) = (Instant::now(), Peers::default());
+        let mut answered = None;
+        for ms in 0..2000 {
+            let now = start + Duration::from_millis(ms);
+            let (how, question) = peers.way(now, peer(1), 4138, || 1472, || 77);
+            if question.is_some_and(|question| question.bytes <= 1400) {
+                assert!(peers.on_answer(peer(1), 77));
+                answered.get_or_insert(ms);
+            }
+            let is_known = answered.is_some_and(|at| at < ms);
+            assert_eq!(how, if is_known { How::Parts(FITS) } else { How::Fragments }, "{ms}");
+        }
+        assert_eq!(answered, Some(400));
     }
 
     #[test]

@@ -5,6 +5,7 @@ use proptest::prelude::*;
 use uwarp_wire::datagram::error::{self, ErrorMessage};
 use uwarp_wire::datagram::lookup::{self, Reply, Request, Status};
 use uwarp_wire::datagram::memory::{Memory, Says};
+use uwarp_wire::datagram::part::{Offer, Part, PartHead};
 use uwarp_wire::datagram::proof::Proof;
 use uwarp_wire::datagram::{self, Datagram, FLAG_IMMEDIATE, FLAG_RELIABLE, Header, QPN_MULTICAST, record};
 use uwarp_wire::ddp::{QN_SEND, Untagged};
@@ -102,6 +103,22 @@ const PROOF_REPLY: Proof = Proof {
     ..PROOF_REQUEST
 };
 
+/// Half of A.1, which has 53 bytes.
+const PART: PartHead = PartHead {
+    source_qpn: TO_ONE.source_qpn,
+    destination_qpn: TO_ONE.destination_qpn,
+    qkey: TO_ONE.qkey,
+    number: 9,
+    length: 53,
+    offset: 27,
+};
+const PARTS_REQUEST: Offer = Offer {
+    source_qpn: TO_ONE.source_qpn,
+    destination_qpn: TO_ONE.destination_qpn,
+    token: 0x5EED_0004_5EED_0005,
+    answers: false,
+};
+
 fn send(header: Header, opcode: Opcode, msn: u32, payload: &[u8]) -> Vec<u8> {
     let rsvdulp = Control::new(opcode).to_byte();
     let ddp = Untagged { last: true, rsvdulp, rsvdulp32: 0, qn: QN_SEND, msn, mo: 0 };
@@ -158,6 +175,8 @@ fn the_specification_has_these_bytes() {
     let news = send(TO_GROUP, Opcode::SendSe, 2, b"8 bytes.");
     let empty = send(TO_ONE, Opcode::Send, 3, b"");
     let rest = seal([&PIECE.to_bytes(true)[..], b"and the rest"].concat());
+    let part = [&PART.to_bytes()[..], &hello[27..], &[0]].concat();
+    let (asks, takes) = (PARTS_REQUEST, PARTS_REQUEST.answer());
     let grh = |source: &str, destination: &str| Grh {
         source: source.parse().unwrap(),
         destination: destination.parse().unwrap(),
@@ -192,6 +211,13 @@ fn the_specification_has_these_bytes() {
             text::DatagramLine { head: &rest, len: rest.len() }.to_string(),
             rest.clone(),
         ),
+        (
+            "A.16 The second of two parts of A.1",
+            Part::parse(&part).expect("a part").to_string(),
+            part.clone(),
+        ),
+        ("A.17 Parts Request", asks.to_string(), asks.to_bytes().to_vec()),
+        ("A.18 Parts Reply", takes.to_string(), takes.to_bytes().to_vec()),
     ];
     let expected: String = cases
         .iter()

@@ -334,6 +334,17 @@ pub struct RunOptions {
     #[arg(long, value_name = "auto|tcp|memory|rd|hybrid:N|RULES", env = "UWARP_LINK", hide_env_values = true,
           value_parser = link_rules)]
     pub link: Option<String>,
+    /// How long messages of datagrams may be (the port's active MTU). auto: 4096 bytes, in parts where a
+    /// packet of the path is shorter, or in IP fragments toward peers that take no parts; interface: as long
+    /// as a packet of the interface, 1024 bytes over Ethernet [default: auto]
+    #[arg(
+        long,
+        value_name = "auto|interface",
+        env = "UWARP_UD_MTU",
+        hide_env_values = true,
+        ignore_case = true
+    )]
+    pub ud_mtu: Option<UdMtu>,
     /// Let `uwarp stat` see the program [default: on]
     #[arg(long, value_name = "on|off", env = "UWARP_STAT", hide_env_values = true, ignore_case = true)]
     pub stat: Option<Switch>,
@@ -433,6 +444,15 @@ pub enum Progress {
     Spin,
 }
 
+/// `--ud-mtu`
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub enum UdMtu {
+    /// 4096 bytes, in parts where that is longer than a packet of the path
+    Auto,
+    /// As long as a packet of the interface
+    Interface,
+}
+
 /// `--log`: as `UWARP_LOG`.
 fn log_filter(text: &str) -> Result<String, String> {
     uwarp_driver::config::check_log_filter(text).map(|()| text.to_owned())
@@ -494,6 +514,7 @@ impl RunOptions {
             ("UWARP_MCAST_PORT", self.mcast_port.map(|port| port.to_string().into())),
             ("UWARP_ASK", self.ask.map(word)),
             ("UWARP_LINK", self.link.as_ref().map(OsString::from)),
+            ("UWARP_UD_MTU", self.ud_mtu.map(word)),
             ("UWARP_STAT", self.stat.map(word)),
             ("UWARP_GUARD", self.guard.map(word)),
             ("UWARP_FILES", self.files.map(word)),
@@ -588,6 +609,7 @@ mod tests {
             ("UWARP_ASK", &["--ask", "auto"], "auto"),
             ("UWARP_ASK", &["--ask", "on"], "on"),
             ("UWARP_LINK", &["--link", "memory:127.0.0.1,tcp"], "memory:127.0.0.1,tcp"),
+            ("UWARP_UD_MTU", &["--ud-mtu", "interface"], "interface"),
             ("UWARP_STAT", &["--stat", "off"], "off"),
             ("UWARP_FILES", &["--files", "on"], "on"),
             ("UWARP_FILES", &["--files", "auto"], "auto"),

@@ -1,5 +1,5 @@
-//! Messages that are longer than a packet of the path go to other uwarps in parts (docs/datagram-iwarp.md section
-//! 16), several messages in one call.
+//! Messages that are longer than a packet of the path go to other uwarps in parts (docs/datagram-iwarp.md
+//! section 16), several messages in one call.
 
 use std::cell::Cell;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
@@ -8,24 +8,23 @@ use std::time::Instant;
 use rustix::io::Errno;
 use uwarp_llp::udp::{self, Incoming, Marks, Outgoing, Route};
 use uwarp_proto::datagram;
-use uwarp_proto::parts::{Assembler, Peers, Way, layout};
+use uwarp_proto::parts::{Assembler, FITS, How, Peers, Question, layout};
 use uwarp_rnic::ah::{Endpoint, QPN_MULTICAST, port_of};
 use uwarp_rnic::mr::random_u32;
 use uwarp_rnic::qp::Run;
 use uwarp_rnic::trace;
-use uwarp_wire::datagram::Header;
 use uwarp_wire::datagram::part::{Offer, Part, PartHead};
+use uwarp_wire::datagram::{Header, Kind};
 
 use super::DatagramPort;
 use super::receivers::Receivers;
-use super::unclaimed::{ANSWERS, drop_unclaimed};
+use super::unclaimed::drop_unclaimed;
 use crate::address;
 use crate::config::{Config, UdMtu};
 use crate::sync::{AtomicU32, Mutex, Ordering};
 
-/// A datagram of so many bytes needs no parts on any path that programs may count on: an MTU of 1280 (RFC 8200
-/// section 5), without the headers of IPv6 and UDP.
-const FITS: usize = 1280 - 48;
+/// Questions for parts that a process answers in a second at most.
+const ANSWERS: u64 = 20_000;
 
 thread_local! {
     /// Parts of one call, one behind the other.
@@ -33,12 +32,18 @@ thread_local! {
 }
 
 /// What a port knows of parts.
-#[derive(Default)]
 pub(super) struct Parts {
     assembler: Mutex<Assembler, 17>,
     peers: Mutex<Peers, 21>,
-    /// Of the next datagram that goes in parts.
+    /// Of the next datagram that goes in parts. Whoever does not see them cannot spoil one.
     number: AtomicU32,
+}
+
+impl Default for Parts {
+    fn default() -> Self {
+        let number = AtomicU32::new(random_u32().unwrap_or(0));
+        Self { assembler: Mutex::default(), peers: Mutex::default(), number }
+    }
 }
 
 fn random() -> u64 {
@@ -47,56 +52,82 @@ fn random() -> u64 {
 }
 
 impl DatagramPort {
-    /// Into packets of how many bytes a datagram to this place is cut that begins with these bytes; `None`: it
-    /// goes as it is. The first one there also asks whether parts are taken.
+    /// How a datagram goes to this place that is these bytes. The first long one there also asks whether
+    /// parts are taken.
     #[inline]
-    pub(super) fn cut_to(&self, to: &Endpoint, bytes: &[u8]) -> Option<usize> {
-        if bytes.len() <= FITS { None } else { self.cut_long(to, bytes) }
+    pub(super) fn how(&self, to: &Endpoint, bytes: &[u8]) -> How {
+        if bytes.len() <= FITS { How::Whole } else { self.how_long(to, bytes) }
     }
 
-    fn cut_long(&self, to: &Endpoint, bytes: &[u8]) -> Option<usize> {
-        let header = Header::parse(bytes).ok()?;
+    fn how_long(&self, to: &Endpoint, bytes: &[u8]) -> How {
+        let Ok(header) = Header::parse(bytes) else { return How::Whole };
         let is_shared = to.to.ip().is_multicast() || header.destination_qpn == QPN_MULTICAST;
-        if is_shared || Config::get().ud_mtu == UdMtu::Interface {
-            return None;
+        // What is no message is as long as its maker wants it.
+        if is_shared || header.kind() != Kind::Message || Config::get().ud_mtu == UdMtu::Interface {
+            return How::Whole;
         }
         let any = if to.to.is_ipv4() { Ipv4Addr::UNSPECIFIED.into() } else { Ipv6Addr::UNSPECIFIED.into() };
-        let packet = || address::longest_datagram(to.from.unwrap_or(any), to.to).unwrap_or(FITS);
-        let Way { parts, asks } =
-            self.parts.peers.lock().way(Instant::now(), to.to, bytes.len(), packet, random);
-        if let Some(token) = asks {
+        let from = to.from.unwrap_or(any);
+        let packet = || address::longest_datagram(from, to.to).unwrap_or(usize::MAX);
+        let way = self.parts.peers.lock().way(Instant::now(), to.to, bytes.len(), packet, random);
+        if let (_, Some(Question { token, bytes })) = way {
             let Header { source_qpn, destination_qpn, .. } = header;
             let offer = Offer { source_qpn, destination_qpn, token, answers: false };
-            self.send_offer(&Route { to: to.to, from: to.from }, offer);
+            let bytes = bytes.clamp(Offer::LEN, udp::MOST_JOINED);
+            let mut question = vec![0; bytes];
+            offer.emit(&mut question);
+            self.send_offer(&Route { to: to.to, from: to.from }, &question);
         }
-        parts
+        way.0
     }
 
     /// If it is lost, it is asked again, or the datagrams go as they are.
-    fn send_offer(&self, route: &Route, offer: Offer) {
-        let bytes = offer.to_bytes();
-        trace::unclaimed(trace::Way::Out, route.to, &bytes, None);
-        let _ = self.socket.send(&[Outgoing { route, bytes: &bytes }]);
+    fn send_offer(&self, route: &Route, bytes: &[u8]) {
+        trace::unclaimed(trace::Way::Out, route.to, bytes, None);
+        let _ = self.socket.send(&[Outgoing { route, bytes }]);
     }
 
-    /// Hands some of a run to the system, in packets of so many bytes; returns how many it took whole, at least
-    /// one. `AGAIN`: not even the first. (What it took of the next one is in vain.)
+    /// Hands some of a run to the system, in fragments of IP: one by one, as the system cuts none of these.
+    pub(super) fn send_in_fragments(&self, run: &Run<'_>, marks: Marks) -> Result<usize, Errno> {
+        let route = Route { to: run.endpoint.to, from: run.endpoint.from };
+        self.socket.send_apart(&route, marks, run.bytes, run.length)
+    }
+
+    /// Hands some of a run to the system, in packets of so many bytes; returns how many it took whole, at
+    /// least one. `AGAIN`: not even the first. (What it took of the next one is in vain.)
     pub(super) fn send_in_parts(&self, run: &Run<'_>, marks: Marks, packet: usize) -> Result<usize, Errno> {
-        let Some((count, each)) = layout(run.length, packet) else { return Err(Errno::MSGSIZE) };
+        let Some((count, each)) = layout(run.length, packet) else {
+            return self.send_in_fragments(run, marks);
+        };
         let route = Route { to: run.endpoint.to, from: run.endpoint.from };
         let length = PartHead::LEN + each;
-        let most = (udp::RUN / count).min(udp::MOST_JOINED / (length * count)).max(1);
+        let at_once = if self.socket.cuts(length) { udp::RUN } else { udp::BATCH };
+        let most = (at_once / count).min(udp::MOST_JOINED / (length * count)).clamp(1, run.count.max(1));
         let mut staged = STAGING.try_with(Cell::take).unwrap_or_default();
         staged.clear();
         for datagram in run.bytes.chunks(run.length).take(most) {
             self.stage(datagram, each, &mut staged);
         }
-        let sent = self.socket.send_run(&route, marks, &staged, length);
-        let all = staged.len() / length;
+        let (all, mut sent) = (staged.len() / length, 0);
+        let error = loop {
+            let rest = staged.get(sent * length..).unwrap_or(&[]);
+            match self.socket.send_cut(&route, marks, rest, length) {
+                Ok(some) => sent += some,
+                Err(error) => break Some(error),
+            }
+            if sent >= all {
+                break None;
+            }
+        };
         let _ = STAGING.try_with(|kept| kept.set(staged));
-        match sent? {
-            sent if sent >= all => Ok(most.min(run.count)),
-            sent => Some(sent / count).filter(|whole| *whole > 0).ok_or(Errno::AGAIN),
+        match error {
+            None => Ok(most),
+            // The path has become shorter.
+            Some(Errno::MSGSIZE) => {
+                self.parts.peers.lock().forget(run.endpoint.to);
+                self.send_in_fragments(run, marks)
+            }
+            Some(error) => Some(sent / count).filter(|whole| *whole > 0).ok_or(error),
         }
     }
 
@@ -105,10 +136,10 @@ impl DatagramPort {
         let mut head = PartHead {
             source_qpn: header.source_qpn,
             destination_qpn: header.destination_qpn,
+            qkey: header.qkey,
             number: self.parts.number.fetch_add(1, Ordering::Relaxed),
             length: u16::try_from(datagram.len()).unwrap_or(u16::MAX),
             offset: 0,
-            incarnation: header.incarnation,
         };
         for bytes in datagram.chunks(each) {
             staged.extend_from_slice(&head.to_bytes());
@@ -121,23 +152,24 @@ impl DatagramPort {
     /// A part has come.
     pub(super) fn take_part(&self, bytes: &[u8], incoming: &Incoming) {
         let unclaimed = &*self.unclaimed;
-        let Some(part) = Part::parse(bytes) else {
+        let part = Part::parse(bytes).filter(|_| Config::get().ud_mtu == UdMtu::Auto);
+        let Some(part) = part else {
             return drop_unclaimed(&unclaimed.malformed, &"malformed (part)", bytes, incoming);
         };
         if port_of(part.head.source_qpn) != incoming.from.port() {
             return drop_unclaimed(&unclaimed.spoofed, &"spoofed", bytes, incoming);
         }
-        if !self.is_for_us(part.head.destination_qpn, incoming) {
-            return drop_unclaimed(&unclaimed.unknown, &"unknown", bytes, incoming);
-        }
         let mut assembler = self.parts.assembler.lock();
-        let whole = assembler.take(incoming.from, &part);
+        let taken = assembler.take(incoming.from, &part, || self.is_expected(&part, incoming));
         let dropped = assembler.take_dropped();
         drop(assembler);
         if dropped > 0 {
             unclaimed.incomplete.fetch_add(dropped, Ordering::Relaxed);
         }
-        let Some(whole) = whole else { return };
+        let Ok(taken) = taken else {
+            return drop_unclaimed(&unclaimed.unknown, &"unknown", bytes, incoming);
+        };
+        let Some(whole) = taken else { return };
         let incoming = Incoming { len: whole.len(), ..*incoming };
         match datagram::parse(&whole) {
             Ok(message) => _ = self.deliver_run(&whole, &message, &[], &incoming),
@@ -148,6 +180,13 @@ impl DatagramPort {
             }
         }
         self.parts.assembler.lock().give_back(whole);
+    }
+
+    /// Whether its message would reach a queue pair: nobody else's parts take room.
+    fn is_expected(&self, part: &Part<'_>, incoming: &Incoming) -> bool {
+        let receivers = self.receivers.find(part.head.destination_qpn, incoming);
+        let is_ours = self.is_for_us(part.head.destination_qpn, incoming);
+        is_ours && receivers.first().is_some_and(|qp| qp.inner.lock().core.qkey() == part.head.qkey)
     }
 
     /// Somebody asks whether this process takes parts, or answers.
@@ -165,9 +204,11 @@ impl DatagramPort {
             return trace::unclaimed(trace::Way::In, incoming.from, bytes, dropped);
         }
         trace::unclaimed(trace::Way::In, incoming.from, bytes, None);
-        // As long as the question, and only so often: the sender may be an address that somebody has forged.
-        if Config::get().ud_mtu == UdMtu::Auto && unclaimed.answers.allows(ANSWERS) {
-            self.send_offer(&Route { to: incoming.from, from: Some(incoming.to) }, offer.answer());
+        // Not longer than the question, and only so often: its sender may be an address that somebody has
+        // forged.
+        if Config::get().ud_mtu == UdMtu::Auto && unclaimed.parts_answers.allows(ANSWERS) {
+            let route = Route { to: incoming.from, from: Some(incoming.to) };
+            self.send_offer(&route, &offer.answer().to_bytes());
         }
     }
 

@@ -6,6 +6,7 @@ use std::sync::{Arc, Weak};
 use rustix::io::Errno;
 use smallvec::SmallVec;
 use uwarp_llp::udp::{self, Marks, Outgoing, Route};
+use uwarp_proto::parts::How;
 use uwarp_rnic::ah::Endpoint;
 use uwarp_rnic::cq::{Coverage, Feeder};
 use uwarp_rnic::qp::{Drops, PeerError, QpAttr, QpInit, QpModify, QpState, Snapshot, UdCore, UdSendWr};
@@ -243,17 +244,18 @@ impl UdQp {
     fn send_some(&self, core: &UdCore, most: impl FnOnce() -> usize) -> Result<usize, Errno> {
         let marks = |to: &Endpoint| Marks { traffic_class: to.marks.0, hop_limit: to.marks.1 };
         let run = core.run(udp::RUN, udp::MOST_JOINED);
-        if let Some(run) = &run
-            && let Some(packet) =
-                self.port.cut_to(run.endpoint, run.bytes.get(..run.length).unwrap_or(run.bytes))
-        {
-            return self.port.send_in_parts(run, marks(run.endpoint), packet);
+        if let Some(run) = &run {
+            match self.port.how(run.endpoint, run.bytes.get(..run.length).unwrap_or(run.bytes)) {
+                How::Whole => {}
+                How::Parts(packet) => return self.port.send_in_parts(run, marks(run.endpoint), packet),
+                How::Fragments => return self.port.send_in_fragments(run, marks(run.endpoint)),
+            }
         }
         if let Some(run) = run.filter(|run| run.count >= LONG_RUN || run.count >= core.waiting().0) {
             let route = Route { to: run.endpoint.to, from: run.endpoint.from };
             return self.port.socket.send_run(&route, marks(run.endpoint), run.bytes, run.length);
         }
-        let whole = |(to, bytes): &(&Endpoint, &[u8])| self.port.cut_to(to, bytes).is_none();
+        let whole = |(to, bytes): &(&Endpoint, &[u8])| self.port.how(to, bytes) == How::Whole;
         let most = most().min(udp::BATCH);
         // (The first one goes as it is.)
         let most = core.outgoing().take(most).skip(1).take_while(whole).count() + 1;

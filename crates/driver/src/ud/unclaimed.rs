@@ -34,6 +34,8 @@ pub(crate) struct UnclaimedCounters {
     pub incomplete: AtomicU64,
     /// Error Messages of the process.
     pub answers: Rate,
+    /// Its answers to questions for parts.
+    pub parts_answers: Rate,
 }
 
 impl UnclaimedCounters {

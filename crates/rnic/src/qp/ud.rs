@@ -277,6 +277,11 @@ impl UdCore {
         Ok(())
     }
 
+    /// What every message to it must have.
+    pub fn qkey(&self) -> u32 {
+        self.shell.attr.qkey
+    }
+
     /// Its attributes.
     pub fn query(&self) -> QpAttr {
         self.shell.attr

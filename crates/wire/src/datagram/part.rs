@@ -1,5 +1,5 @@
-//! Parts of a datagram that is longer than a packet of the path, and how a process learns that another one takes
-//! them (docs/datagram-iwarp.md section 16).
+//! Parts of a datagram that is longer than a packet of the path, and how a process learns that another one
+//! takes them (docs/datagram-iwarp.md section 16).
 //!
 //! ```text
 //!  0                   1                   2                   3
@@ -9,19 +9,19 @@
 //! +-+-+---+-------+-----------------------------------------------+
 //! |0|0| 0 |   9   |                Destination QPN                |
 //! +-+-+---+-------+-----------------------------------------------+
-//! |                            Number                             |
+//! |                             Q_Key                             |
 //! +-------------------------------+-------------------------------+
 //! |            Length             |            Offset             |
 //! +-------------------------------+-------------------------------+
-//! |                          Incarnation                          |
+//! |                            Number                             |
 //! +---------------------------------------------------------------+
 //! |        bytes of the datagram from Offset on, and zeros        |
 //! +---------------------------------------------------------------+
 //! ```
 //!
-//! The datagram is a whole one, with its own header and CRC, so a part has none. All parts of a datagram have the
-//! same number of bytes; the last one is filled with zeros. So the system can send those of several datagrams in
-//! one call, and give them in one.
+//! The datagram is a whole one, with its own header and CRC, so a part has none. All parts of a datagram have
+//! the same number of bytes; the last one is filled with zeros. So the system can send those of several
+//! datagrams in one call, and give them in one.
 
 use core::fmt;
 
@@ -37,14 +37,14 @@ pub struct PartHead {
     pub source_qpn: u32,
     /// The receiver's queue pair, 24 bits.
     pub destination_qpn: u32,
+    /// That of the datagram.
+    pub qkey: u32,
     /// The datagram's, among those that its sender sends in parts.
     pub number: u32,
     /// Bytes of the datagram.
     pub length: u16,
     /// Where in it the part begins.
     pub offset: u16,
-    /// The sender's incarnation.
-    pub incarnation: u32,
 }
 
 /// A part, as it was received.
@@ -74,27 +74,27 @@ impl PartHead {
             flags: Kind::Part.code(),
             source_qpn: self.source_qpn,
             destination_qpn: self.destination_qpn,
-            qkey: self.number,
+            qkey: self.qkey,
             immediate: u32::from(self.length) << 16 | u32::from(self.offset),
-            incarnation: self.incarnation,
+            incarnation: self.number,
         }
         .to_bytes()
     }
 }
 
 impl<'a> Part<'a> {
-    /// Reads a part. `None`: it is none, or none that a sender makes: it begins beyond its datagram's end or in
-    /// the middle of another part, or there would be too many.
+    /// Reads a part. `None`: it is none, or none that a sender makes: it begins beyond its datagram's end or
+    /// in the middle of another part, or there would be too many.
     pub fn parse(datagram: &'a [u8]) -> Option<Self> {
         let header = Header::parse(datagram).ok().filter(|header| header.flags == Kind::Part.code())?;
         let bytes = datagram.get(Header::LEN..).filter(|bytes| !bytes.is_empty())?;
         let head = PartHead {
             source_qpn: header.source_qpn,
             destination_qpn: header.destination_qpn,
-            number: header.qkey,
+            qkey: header.qkey,
+            number: header.incarnation,
             length: (header.immediate >> 16) as u16,
             offset: header.immediate as u16,
-            incarnation: header.incarnation,
         };
         let (length, offset) = (usize::from(head.length), usize::from(head.offset));
         let is_whole = offset < length && offset.is_multiple_of(bytes.len()) && length >= MIN_LEN;
@@ -117,7 +117,8 @@ impl fmt::Display for Part<'_> {
     }
 }
 
-/// The question whether a process takes parts, or the answer, which is as long. Both have a header and a CRC.
+/// The question whether a process takes parts, or the answer. Both have a header and a CRC; the question has
+/// as many zeros between them as make it as long as a part, so the answer shows that parts pass.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub struct Offer {
     /// The sender's queue pair, 24 bits.
@@ -131,7 +132,7 @@ pub struct Offer {
 }
 
 impl Offer {
-    /// Bytes of the whole datagram.
+    /// Bytes of the answer, and of the shortest question.
     pub const LEN: usize = MIN_LEN;
 
     /// Reads a datagram. `None`: it is none of these two. The caller checks the CRC.
@@ -142,7 +143,9 @@ impl Offer {
             Kind::PartsReply => true,
             _ => return None,
         };
-        let is_plain = header.flags == header.kind().code() && datagram.body().is_empty() && header.qkey == 0;
+        let body = datagram.body();
+        let is_plain =
+            header.flags == header.kind().code() && header.qkey == 0 && (body.is_empty() || !answers);
         is_plain.then(|| Self {
             source_qpn: header.source_qpn,
             destination_qpn: header.destination_qpn,
@@ -163,6 +166,13 @@ impl Offer {
 
     /// The whole datagram, with its CRC.
     pub fn to_bytes(&self) -> [u8; Self::LEN] {
+        let mut out = [0; Self::LEN];
+        self.emit(&mut out);
+        out
+    }
+
+    /// The same, as long as `out`, which has [`Self::LEN`] bytes or more.
+    pub fn emit(&self, out: &mut [u8]) {
         let kind = if self.answers { Kind::PartsReply } else { Kind::PartsRequest };
         let header = Header {
             flags: kind.code(),
@@ -172,10 +182,11 @@ impl Offer {
             immediate: (self.token >> 32) as u32,
             incarnation: self.token as u32,
         };
-        let mut out = [0; Self::LEN];
-        out[..Header::LEN].copy_from_slice(&header.to_bytes());
-        seal(&mut out);
-        out
+        out.fill(0);
+        if let Some(head) = out.first_chunk_mut() {
+            header.emit(head);
+        }
+        seal(out);
     }
 }
 
@@ -197,10 +208,10 @@ mod tests {
     const HEAD: PartHead = PartHead {
         source_qpn: 0x4E_2007,
         destination_qpn: 0x4E_2107,
+        qkey: 0x0102_0304,
         number: 9,
         length: 4138,
         offset: 1380,
-        incarnation: 0x0102_0304,
     };
 
     fn bytes(head: PartHead, len: usize) -> Vec<u8> {
@@ -209,7 +220,7 @@ mod tests {
 
     #[test]
     fn golden_bytes() {
-        let expected = [1, 0x4E, 0x20, 7, 9, 0x4E, 0x21, 7, 0, 0, 0, 9, 0x10, 0x2A, 5, 0x64, 1, 2, 3, 4];
+        let expected = [1, 0x4E, 0x20, 7, 9, 0x4E, 0x21, 7, 1, 2, 3, 4, 0x10, 0x2A, 5, 0x64, 0, 0, 0, 9];
         assert_eq!(HEAD.to_bytes(), expected);
         let part = bytes(HEAD, 1380);
         assert!(
@@ -225,6 +236,11 @@ mod tests {
             let datagram = Datagram::parse(&bytes).unwrap();
             assert!(datagram.is_intact());
             assert_eq!(Offer::parse(&datagram), Some(offer));
+            let mut long = [7; 100];
+            offer.emit(&mut long);
+            let datagram = Datagram::parse(&long).unwrap();
+            assert!(datagram.is_intact());
+            assert_eq!(Offer::parse(&datagram), Some(offer).filter(|offer| !offer.answers));
         }
     }
 
