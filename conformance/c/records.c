@@ -442,7 +442,7 @@ static void rights(void)
 }
 
 #define MESSAGES 40u
-#define ROUNDS 3u
+#define ROUNDS 8u
 
 /* Of each round another one: what is lost must not always end with a message. */
 static uint32_t length_in(uint32_t round)

@@ -127,7 +127,7 @@ fn run(batch: &[Outgoing<'_>], cut_up_to: usize) -> usize {
 
 /// Whether the system refuses to send datagrams as one: they are longer than the path's MTU, the device has
 /// no checksum offload, or it is an older system.
-fn refuses_to_cut(error: Errno) -> bool {
+pub fn refuses_to_cut(error: Errno) -> bool {
     matches!(error, Errno::INVAL | Errno::MSGSIZE | Errno::IO | Errno::OPNOTSUPP)
 }
 
@@ -357,19 +357,13 @@ impl Socket {
         length <= self.cut_up_to.load(Ordering::Relaxed)
     }
 
-    /// As [`Self::send_run`], for a path whose packets are so long. `MSGSIZE`: they are not any more; other
-    /// paths are not concerned.
+    /// As [`Self::send_run`], but a refusal to cut ([`refuses_to_cut`]) is the caller's: he may know why, and
+    /// that it concerns one path only.
     pub fn send_cut(&self, route: &Route, marks: Marks, bytes: &[u8], length: usize) -> Result<usize, Errno> {
         if bytes.len() <= length || !self.cuts(length) {
             return self.send_apart(route, marks, bytes, length);
         }
-        match self.send_as_one(route, marks, bytes, length) {
-            Err(error) if error != Errno::MSGSIZE && refuses_to_cut(error) => {
-                self.cut_up_to.fetch_min(length.saturating_sub(1), Ordering::Relaxed);
-                self.send_apart(route, marks, bytes, length)
-            }
-            sent => sent,
-        }
+        self.send_as_one(route, marks, bytes, length)
     }
 
     /// The same, one by one, at most [`BATCH`].
@@ -382,7 +376,7 @@ impl Socket {
     ) -> Result<usize, Errno> {
         let batch: SmallVec<[Outgoing<'_>; 1]> =
             bytes.chunks(length.max(1)).take(BATCH).map(|bytes| Outgoing { route, bytes }).collect();
-        self.send_marked(&batch, &[marks; BATCH])
+        self.send_runs::<BATCH>(&batch, &[marks; BATCH], 0).map_err(|(error, _)| error)
     }
 
     fn send_some<const N: usize>(&self, batch: &[Outgoing<'_>], marks: &[Marks]) -> Result<usize, Errno> {

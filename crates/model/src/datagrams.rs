@@ -35,7 +35,7 @@ pub mod udp {
     pub const MOST_JOINED: usize = 4096;
     pub const SLOT: usize = 512;
 
-    pub use llp::udp::{Marks, Route};
+    pub use llp::udp::{Marks, Route, refuses_to_cut};
 
     pub struct Outgoing<'a> {
         pub route: &'a Route,

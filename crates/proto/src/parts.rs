@@ -7,16 +7,16 @@
 //! [`Assembler`] puts them together, [`Peers`] knows who takes them, [`layout`] says how long they are.
 
 use std::collections::HashMap;
-use std::net::{IpAddr, SocketAddr};
+use std::net::{IpAddr, Ipv6Addr, SocketAddr};
 use std::time::{Duration, Instant};
 
 use uwarp_wire::datagram::part::{Part, PartHead};
 
-/// Datagrams of which some parts have come, at most, and bytes of these. For another one the older half goes
-/// of those of the address that has most.
-const MOST: usize = 1024;
+/// Bytes of the datagrams of which some parts have come, each of which counts as [`LEAST`] at least, so there
+/// are 1,024 at most. For another one the older half goes of those of the address that has most.
 const MOST_BYTES: usize = 4 << 20;
-/// The same of one sender.
+const LEAST: usize = 4096;
+/// So many of one sender.
 const MOST_OF_ONE: usize = 64;
 
 /// Largest buffer that is used again.
@@ -33,6 +33,9 @@ const QUESTIONS: u8 = 2;
 /// A packet of so many bytes passes on every path that programs may count on: an MTU of 1280 (RFC 8200
 /// section 5), without the headers of IPv6 and UDP.
 pub const FITS: usize = 1280 - 48;
+/// A question is not longer than this, however long packets of the path may be: nothing behind a link of this
+/// host's own is shorter than the links that it has.
+const LONGEST_QUESTION: usize = 9000;
 /// Parts of one datagram that are sent at most, and its bytes. What is longer goes as fragments of IP: a
 /// socket must have room for all parts.
 const MOST_SENT: usize = 32;
@@ -53,6 +56,10 @@ struct Assembly {
 }
 
 impl Assembly {
+    fn weight(&self) -> usize {
+        usize::from(self.head.length).max(LEAST)
+    }
+
     fn agrees(&self, part: &Part<'_>) -> bool {
         self.head == PartHead { offset: self.head.offset, ..part.head } && self.each == part.bytes.len()
     }
@@ -86,19 +93,27 @@ pub struct Assembler {
     current: Option<(Name, Assembly)>,
     /// The others.
     begun: HashMap<Name, Assembly>,
-    /// How many of each sender, and of each address.
+    /// How many of each sender, and bytes of each address.
     of_sender: HashMap<SocketAddr, usize>,
     of_address: HashMap<IpAddr, usize>,
-    /// Bytes that these will have.
+    /// Bytes of all.
     bytes: usize,
     next: u64,
     spare: Vec<u8>,
     dropped: u64,
 }
 
-fn take_one<K: std::hash::Hash + Eq>(counts: &mut HashMap<K, usize>, of: &K) {
+/// Whoever has one address of IPv6 has its network.
+fn place(from: SocketAddr) -> IpAddr {
+    match from.ip() {
+        IpAddr::V6(ip) => Ipv6Addr::from_bits(ip.to_bits() & !u128::from(u64::MAX)).into(),
+        ip => ip,
+    }
+}
+
+fn take<K: std::hash::Hash + Eq>(counts: &mut HashMap<K, usize>, of: &K, less: usize) {
     if let Some(count) = counts.get_mut(of) {
-        *count -= 1;
+        *count -= less;
         if *count == 0 {
             counts.remove(of);
         }
@@ -159,17 +174,17 @@ impl Assembler {
     /// Another one begins before it is whole.
     fn set_current_aside(&mut self) {
         let Some((name, begun)) = self.current.take() else { return };
-        let length = usize::from(begun.head.length);
+        let weight = begun.weight();
         if self.of_sender.get(&name.0).is_some_and(|count| *count >= MOST_OF_ONE) {
             self.drop_older(|(from, _)| *from == name.0);
         }
-        while self.begun.len() >= MOST || self.bytes + length > MOST_BYTES {
-            let most = self.of_address.iter().max_by_key(|(_, count)| **count).map(|(address, _)| *address);
-            self.drop_older(|(from, _)| Some(from.ip()) == most);
+        while self.bytes + weight > MOST_BYTES {
+            let most = self.of_address.iter().max_by_key(|(_, bytes)| **bytes).map(|(address, _)| *address);
+            self.drop_older(|(from, _)| Some(place(*from)) == most);
         }
         *self.of_sender.entry(name.0).or_default() += 1;
-        *self.of_address.entry(name.0.ip()).or_default() += 1;
-        self.bytes += length;
+        *self.of_address.entry(place(name.0)).or_default() += weight;
+        self.bytes += weight;
         self.begun.insert(name, begun);
     }
 
@@ -189,9 +204,9 @@ impl Assembler {
 
     fn remove(&mut self, name: &Name) -> Option<Vec<u8>> {
         let begun = self.begun.remove(name)?;
-        take_one(&mut self.of_sender, &name.0);
-        take_one(&mut self.of_address, &name.0.ip());
-        self.bytes -= usize::from(begun.head.length);
+        take(&mut self.of_sender, &name.0, 1);
+        take(&mut self.of_address, &place(name.0), begun.weight());
+        self.bytes -= begun.weight();
         Some(begun.bytes)
     }
 }
@@ -215,10 +230,11 @@ struct Peer {
     token: u64,
     asked: Option<Instant>,
     questions: u8,
+    answered: bool,
 }
 
 impl Peer {
-    /// Bytes of the last question, and so of the packets that its answer proves.
+    /// Bytes of the packets that the answer to the last question proves.
     fn asked_len(&self) -> usize {
         if self.questions <= QUESTIONS { self.packet } else { self.packet.min(FITS) }
     }
@@ -258,42 +274,47 @@ impl Peers {
         now: Instant,
         to: SocketAddr,
         length: usize,
-        packet: impl FnOnce() -> usize,
+        packet: impl Fn() -> usize,
         token: impl FnOnce() -> u64,
     ) -> (How, Option<Question>) {
         if self.known.len() >= MOST_PEERS && !self.known.contains_key(&to) {
             self.known.retain(|_, peer| now < peer.since + KNOWN);
             if self.known.len() >= MOST_PEERS {
-                self.known.clear();
+                return (How::Fragments, None);
             }
         }
-        let new = Peer { since: now, packet: 0, proven: 0, token: 0, asked: None, questions: 0 };
+        let new =
+            Peer { since: now, packet: 0, proven: 0, token: 0, asked: None, questions: 0, answered: false };
         let peer = self.known.entry(to).or_insert(new);
         if peer.packet == 0 || now >= peer.since + KNOWN {
             let packet = packet().max(1);
             // What it took it takes, unless it does not say so now.
             *peer = Peer { packet, proven: peer.proven.min(packet), ..new };
         }
-        if length <= peer.packet {
-            return (How::Whole, None);
-        }
-        if layout(length, peer.packet.min(FITS)).is_none() {
-            return (How::Fragments, None);
-        }
-        let is_answered = peer.questions > 0 && peer.asked.is_none();
-        let is_due = !is_answered && peer.asked.is_none_or(|at| now >= at + AGAIN);
         let mut question = None;
-        if is_due && peer.questions > 0 {
-            peer.proven = 0;
-        }
-        if is_due && peer.questions < 2 * QUESTIONS {
-            if peer.questions == 0 {
-                peer.token = token();
+        // A packet as long as the first link's may be too long behind it, and nobody says so.
+        let may_ask = layout(length, peer.packet.min(FITS)).is_some();
+        if may_ask && !peer.answered && peer.asked.is_none_or(|at| now >= at + AGAIN) {
+            if peer.asked.is_some() && peer.asked_len() <= peer.proven {
+                peer.proven = 0;
             }
-            (peer.asked, peer.questions) = (Some(now), peer.questions + 1);
-            question = Some(Question { token: peer.token, bytes: peer.asked_len() });
+            if peer.questions < 2 * QUESTIONS {
+                if peer.questions == 0 {
+                    peer.token = token();
+                } else {
+                    peer.packet = packet().max(1);
+                }
+                (peer.asked, peer.questions) = (Some(now), peer.questions + 1);
+                question =
+                    Some(Question { token: peer.token, bytes: peer.asked_len().min(LONGEST_QUESTION) });
+            }
         }
-        (if peer.proven > 0 { How::Parts(peer.proven) } else { How::Fragments }, question)
+        let how = match peer.proven {
+            proven if proven > 0 && layout(length, proven).is_some() => How::Parts(proven),
+            _ if length <= peer.packet => How::Whole,
+            _ => How::Fragments,
+        };
+        (how, question)
     }
 
     /// An answer has come, perhaps a late one. Returns whether there was such a question.
@@ -302,14 +323,24 @@ impl Peers {
         let is_ours = peer.questions > 0 && peer.token == token;
         if is_ours {
             // The answer may be to an earlier question, which was not shorter.
-            (peer.proven, peer.asked) = (peer.asked_len(), None);
+            (peer.proven, peer.answered) = (peer.asked_len(), true);
         }
         is_ours
     }
 
-    /// The system says that packets to this peer are too long.
-    pub fn forget(&mut self, to: SocketAddr) {
-        self.known.remove(&to);
+    /// The last question did not go out: the socket has no room.
+    pub fn was_not_asked(&mut self, to: SocketAddr) {
+        if let Some(peer) = self.known.get_mut(&to) {
+            (peer.asked, peer.questions) = (None, peer.questions.saturating_sub(1));
+        }
+    }
+
+    /// The system says that packets to this peer are too long. It is asked again, not at once.
+    pub fn forget(&mut self, now: Instant, to: SocketAddr) {
+        if let Some(peer) = self.known.get_mut(&to) {
+            let packet = peer.packet.min(FITS);
+            *peer = Peer { packet, proven: 0, asked: Some(now), questions: 0, answered: false, ..*peer };
+        }
     }
 }
 
@@ -431,7 +462,7 @@ mod tests {
         assert!(!add(&mut assembler, 0));
         for port in 2..5000 {
             assert_eq!(take(&mut assembler, port, &first(32_000, 1)), None);
-            assert!(assembler.begun.len() <= MOST && assembler.bytes <= MOST_BYTES);
+            assert!(assembler.begun.len() <= 1024 && assembler.bytes <= MOST_BYTES);
         }
         assert!(assembler.take_dropped() > 3000);
         assert!(!add(&mut assembler, 1) && add(&mut assembler, 2));
@@ -445,9 +476,9 @@ mod tests {
             peers.way(start + Duration::from_millis(ms), peer(1), length, || 1472, || 77)
         };
         let asks = |bytes| Some(Question { token: 77, bytes });
-        assert_eq!(way(&mut peers, 0, 1472), (How::Whole, None));
+        assert_eq!(way(&mut peers, 0, FITS), (How::Whole, None));
         assert_eq!(way(&mut peers, 0, 60_000), (How::Fragments, None));
-        assert_eq!(way(&mut peers, 0, 4138), (How::Fragments, asks(1472)));
+        assert_eq!(way(&mut peers, 0, 1472), (How::Whole, asks(1472)));
         assert_eq!(way(&mut peers, 1, 4138), (How::Fragments, None));
         assert!(!peers.on_answer(peer(1), 76) && !peers.on_answer(peer(2), 77));
         assert!(peers.on_answer(peer(1), 77));
@@ -464,8 +495,11 @@ mod tests {
         // It was busy; which question it answers is not known.
         assert!(peers.on_answer(peer(1), 77));
         assert_eq!(way(&mut peers, 61_000, 4138), (How::Parts(FITS), None));
-        peers.forget(peer(1));
-        assert_eq!(way(&mut peers, 61_001, 4138), (How::Fragments, asks(1472)));
+        // As long as the first link takes, and longer than what was shown to pass.
+        assert_eq!(way(&mut peers, 61_000, 1400), (How::Parts(FITS), None));
+        peers.forget(start + Duration::from_millis(61_001), peer(1));
+        assert_eq!(way(&mut peers, 61_100, 4138), (How::Fragments, None));
+        assert_eq!(way(&mut peers, 61_201, 4138), (How::Fragments, asks(FITS)));
     }
 
     /// The path takes less than its first link, and nobody says so.

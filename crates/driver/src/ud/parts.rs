@@ -66,9 +66,7 @@ impl DatagramPort {
         if is_shared || header.kind() != Kind::Message || Config::get().ud_mtu == UdMtu::Interface {
             return How::Whole;
         }
-        let any = if to.to.is_ipv4() { Ipv4Addr::UNSPECIFIED.into() } else { Ipv6Addr::UNSPECIFIED.into() };
-        let from = to.from.unwrap_or(any);
-        let packet = || address::longest_datagram(from, to.to).unwrap_or(usize::MAX);
+        let packet = || self.longest(to);
         let way = self.parts.peers.lock().way(Instant::now(), to.to, bytes.len(), packet, random);
         if let (_, Some(Question { token, bytes })) = way {
             let Header { source_qpn, destination_qpn, .. } = header;
@@ -76,15 +74,17 @@ impl DatagramPort {
             let bytes = bytes.clamp(Offer::LEN, udp::MOST_JOINED);
             let mut question = vec![0; bytes];
             offer.emit(&mut question);
-            self.send_offer(&Route { to: to.to, from: to.from }, &question);
+            if self.send_offer(&Route { to: to.to, from: to.from }, &question).is_err() {
+                self.parts.peers.lock().was_not_asked(to.to);
+            }
         }
         way.0
     }
 
     /// If it is lost, it is asked again, or the datagrams go as they are.
-    fn send_offer(&self, route: &Route, bytes: &[u8]) {
+    fn send_offer(&self, route: &Route, bytes: &[u8]) -> Result<usize, Errno> {
         trace::unclaimed(trace::Way::Out, route.to, bytes, None);
-        let _ = self.socket.send(&[Outgoing { route, bytes }]);
+        self.socket.send(&[Outgoing { route, bytes }])
     }
 
     /// Hands some of a run to the system, in fragments of IP: one by one, as the system cuts none of these.
@@ -113,6 +113,17 @@ impl DatagramPort {
             let rest = staged.get(sent * length..).unwrap_or(&[]);
             match self.socket.send_cut(&route, marks, rest, length) {
                 Ok(some) => sent += some,
+                Err(error) if udp::refuses_to_cut(error) => {
+                    // Older systems say the same of a path that has become shorter and of an interface that
+                    // does not cut.
+                    if self.longest(run.endpoint) < length {
+                        break Some(Errno::MSGSIZE);
+                    }
+                    match self.socket.send_run(&route, marks, rest, length) {
+                        Ok(some) => sent += some,
+                        Err(error) => break Some(error),
+                    }
+                }
                 Err(error) => break Some(error),
             }
             if sent >= all {
@@ -122,13 +133,19 @@ impl DatagramPort {
         let _ = STAGING.try_with(|kept| kept.set(staged));
         match error {
             None => Ok(most),
-            // The path has become shorter.
+            Some(_) if sent >= count => Ok(sent / count),
             Some(Errno::MSGSIZE) => {
-                self.parts.peers.lock().forget(run.endpoint.to);
+                self.parts.peers.lock().forget(Instant::now(), run.endpoint.to);
                 self.send_in_fragments(run, marks)
             }
-            Some(error) => Some(sent / count).filter(|whole| *whole > 0).ok_or(error),
+            Some(error) => Err(error),
         }
+    }
+
+    /// Bytes of a packet of the path, as the system knows it now.
+    fn longest(&self, to: &Endpoint) -> usize {
+        let any = if to.to.is_ipv4() { Ipv4Addr::UNSPECIFIED.into() } else { Ipv6Addr::UNSPECIFIED.into() };
+        address::longest_datagram(to.from.unwrap_or(any), to.to).unwrap_or(usize::MAX)
     }
 
     fn stage(&self, datagram: &[u8], each: usize, staged: &mut Vec<u8>) {
@@ -208,7 +225,8 @@ impl DatagramPort {
         // forged.
         if Config::get().ud_mtu == UdMtu::Auto && unclaimed.parts_answers.allows(ANSWERS) {
             let route = Route { to: incoming.from, from: Some(incoming.to) };
-            self.send_offer(&route, &offer.answer().to_bytes());
+            // It is asked again.
+            let _ = self.send_offer(&route, &offer.answer().to_bytes());
         }
     }
 

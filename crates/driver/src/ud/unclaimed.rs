@@ -20,7 +20,7 @@ pub struct Unclaimed {
     pub spoofed: u64,
     /// By memory: they found no room. Their senders have counted them.
     pub no_room: u64,
-    /// Came in parts, of which one did not.
+    /// Came in parts, of which one did not; or parts of it came again when it was whole.
     pub incomplete: u64,
 }
 
