@@ -33,8 +33,8 @@ const QUESTIONS: u8 = 2;
 /// A packet of so many bytes passes on every path that programs may count on: an MTU of 1280 (RFC 8200
 /// section 5), without the headers of IPv6 and UDP.
 pub const FITS: usize = 1280 - 48;
-/// A question is not longer than this, however long packets of the path may be: nothing behind a link of this
-/// host's own is shorter than the links that it has.
+/// A question is not longer than this. Whether longer packets pass, which few links have besides loopback, is
+/// not asked.
 const LONGEST_QUESTION: usize = 9000;
 /// Parts of one datagram that are sent at most, and its bytes. What is longer goes as fragments of IP: a
 /// socket must have room for all parts.

@@ -74,7 +74,7 @@ impl DatagramPort {
             let bytes = bytes.clamp(Offer::LEN, udp::MOST_JOINED);
             let mut question = vec![0; bytes];
             offer.emit(&mut question);
-            if self.send_offer(&Route { to: to.to, from: to.from }, &question).is_err() {
+            if self.send_offer(&Route { to: to.to, from: to.from }, &question) == Err(Errno::AGAIN) {
                 self.parts.peers.lock().was_not_asked(to.to);
             }
         }
