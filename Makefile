@@ -28,7 +28,7 @@ SOAK_SECONDS ?= 600
 KILLS ?= 1000
 SOCK_FUZZ_SECONDS ?= 120
 # As long as each target runs in make test.
-TEST_FUZZ_SECONDS ?= 10
+TEST_FUZZ_SECONDS ?= 5
 FUZZ ?= $(basename $(notdir $(wildcard fuzz/fuzz_targets/*.rs)))
 PEERS ?= --rounds 5
 BENCH ?= latency transactions bandwidth messages rate

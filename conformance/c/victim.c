@@ -205,6 +205,10 @@ static void take_async(void)
 		case IBV_EVENT_QP_LAST_WQE_REACHED:
 			c = conn_of_qp(event.element.qp);
 			break;
+		/* An address of this machine has come or gone. */
+		case IBV_EVENT_GID_CHANGE:
+			ibv_ack_async_event(&event);
+			continue;
 		default:
 			break;
 		}

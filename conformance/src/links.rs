@@ -10,6 +10,9 @@ use std::sync::Mutex;
 
 use crate::{Context, Outcome, process};
 
+/// Lines of each process that a row which failed shows.
+const LAST_LINES: usize = 40;
+
 /// Where the programs of this process log to.
 pub struct Log(PathBuf);
 
@@ -36,18 +39,21 @@ impl Log {
         Ok(Self(dir))
     }
 
-    /// What was logged since the last call.
-    pub fn take(&self) -> Outcome<Links> {
+    /// What was logged since the last call: the links, and the last lines of each process.
+    pub fn take(&self) -> Outcome<(Links, String)> {
         // Rows run one after the other; two readers would share the lines.
         static ONE: Mutex<()> = Mutex::new(());
         let _one = ONE.lock().unwrap_or_else(|e| e.into_inner());
-        let mut links = Links::default();
+        let (mut links, mut last) = (Links::default(), String::new());
         for entry in std::fs::read_dir(&self.0).context(self.0.display())?.flatten() {
             let text = std::fs::read_to_string(entry.path()).context(entry.path().display())?;
-            text.lines().for_each(|line| links.count(line));
+            let lines: Vec<_> = text.lines().inspect(|line| links.count(line)).collect();
+            let from = lines.len().saturating_sub(LAST_LINES);
+            last += &format!("--- log of process {}\n", entry.file_name().display());
+            lines[from..].iter().for_each(|line| last.extend([line, "\n"]));
             _ = std::fs::remove_file(entry.path());
         }
-        Ok(links)
+        Ok((links, last))
     }
 }
 
@@ -60,6 +66,8 @@ impl Drop for Log {
 impl Links {
     fn count(&mut self, line: &str) {
         let Some((_, link)) = line.split_once(": the stream uses ") else { return };
+        // Lines for developers have fields at their end.
+        let link = link.split_once(" qpn=").map_or(link, |(link, _)| link);
         match link.split_once(": ").unwrap_or((link, "no memory was to be had there")) {
             ("memory", _) => self.memory += 1,
             ("TCP", why) => *self.tcp.entry(why.to_owned()).or_default() += 1,
@@ -114,11 +122,12 @@ mod tests {
             "uwarp: qp 0xa2: the stream uses TCP",
             "uwarp: qp 0xa3: the stream uses TCP: the peer's process belongs to another user",
             "uwarp: qp 0xa4: the stream uses reliable datagrams",
+            "2026-11-30T15:36:31.390621Z  INFO uwarp_driver::qp::settle: the stream uses TCP qpn=12393732",
             "uwarp: qp 0xa4: the peer ended the connection",
         ] {
             links.count(line);
         }
-        assert_eq!((links.memory, links.rd, links.over_tcp()), (1, 1, 2));
+        assert_eq!((links.memory, links.rd, links.over_tcp()), (1, 1, 3));
         assert!(links.to_string().contains("1 by TCP: the peer's process belongs to another user"));
     }
 }

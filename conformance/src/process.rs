@@ -56,6 +56,7 @@ pub struct Cmd {
     ns: Option<String>,
     user: Option<u32>,
     limit: Duration,
+    logs: Option<&'static str>,
 }
 
 impl Cmd {
@@ -68,6 +69,7 @@ impl Cmd {
             ns: None,
             user: None,
             limit: DEFAULT_LIMIT,
+            logs: None,
         }
     }
 
@@ -125,6 +127,12 @@ impl Cmd {
     /// Runs it as another user (and the group of the same number), without supplementary groups.
     pub fn as_user(mut self, uid: u32) -> Cmd {
         self.user = Some(uid);
+        self
+    }
+
+    /// What it logs where log lines go to files of ours, in place of what all programs log there.
+    pub fn logs(mut self, filter: &'static str) -> Cmd {
+        self.logs = Some(filter);
         self
     }
 
@@ -188,7 +196,11 @@ impl Cmd {
         command.args(&argv[1..]).process_group(0).stdin(Stdio::null());
         command.stdout(stdout.try_clone().context("dup")?).stderr(stderr.try_clone().context("dup")?);
         if !self.reads_log_lines() {
-            command.envs(BY_DEFAULT.lock().unwrap_or_else(|e| e.into_inner()).iter().map(|(n, v)| (n, v)));
+            let by_default = BY_DEFAULT.lock().unwrap_or_else(|e| e.into_inner());
+            command.envs(by_default.iter().map(|(n, v)| (n, v)));
+            if let (false, Some(filter)) = (by_default.is_empty(), self.logs) {
+                command.env("UWARP_LOG", filter);
+            }
         }
         command.envs(self.env.iter().map(|(n, v)| (n, v)));
         for name in &self.unset {

@@ -179,7 +179,7 @@ fn main() -> ExitCode {
             trials.push(Trial::test(name, move || {
                 let began = Instant::now();
                 let (result, started) = record(|| world.run(&cases[index], topology));
-                let result = result.and_then(|()| counted.row(&cases[index], topology));
+                let result = counted.row(&cases[index], topology, result);
                 let in_test = table::in_test(&cases[index], topology);
                 let result = result
                     .and_then(|()| if in_test { installed::are_in_make_test(&started) } else { Ok(()) });

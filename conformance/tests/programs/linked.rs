@@ -5,7 +5,7 @@ use std::sync::Mutex;
 
 use uwarp_conformance::links::{Links, Log};
 use uwarp_conformance::topology::Topology;
-use uwarp_conformance::{Outcome, require};
+use uwarp_conformance::{Outcome, fail, require};
 
 use super::Case;
 
@@ -22,9 +22,12 @@ impl Linked {
         Ok(Self { log: Log::start()?, sum: Mutex::default(), link })
     }
 
-    /// A row has run.
-    pub fn row(&self, case: &Case, topology: Topology) -> Outcome {
-        let links = self.log.take()?;
+    /// A row has run. One that failed shows what the library has logged.
+    pub fn row(&self, case: &Case, topology: Topology, result: Outcome) -> Outcome {
+        let (links, logged) = self.log.take()?;
+        if let Err(why) = result {
+            fail!("{why}{logged}");
+        }
         self.sum.lock().unwrap_or_else(|e| e.into_inner()).add(&links);
         let is_local = matches!(topology, Topology::Loopback4 | Topology::Loopback6);
         match self.link.as_deref() {

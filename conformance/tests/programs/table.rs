@@ -86,20 +86,30 @@ const SIZES: [(u32, usize); 6] = [(20, 26), (20, 64), (20, 1023), (20, 1461), (2
 
 /// Rows and places that are left to `make programs`. perftest measures the processor's clock after each size,
 /// so `-a` takes 6 to 20 seconds of processor time, and other rows 1; `ib_write_lat`, whose ends spin on
-/// memory, takes 40. Every size of each operation is tried by one of `ib_send_bw`, `ib_write_bw` and
-/// `ib_read_bw -a` on loopback; each manner and each place with fewer sizes. qperf takes a second for each of
-/// its tests at both ends, and has no size that other rows lack between namespaces.
-pub const LONG: [(&str, &str, &[Topology]); 10] = [
+/// memory, takes 40. Every size is tried by `ib_send_bw -a` on loopback; each operation, each manner and each
+/// place with fewer sizes. qperf takes a second for each of its tests at both ends, and has no size that
+/// other rows lack between namespaces. `-D` keeps both ends' processors busy for its time: one place is
+/// enough where the link does not depend on it.
+pub const LONG: [(&str, &str, &[Topology]); 19] = [
     ("ib_send_lat", "-a -n 20", &[Loopback4, Veth1500V4]),
     ("ib_write_lat", "-a -n 20", &[Loopback4, Veth9000V4]),
     ("ib_send_lat", "-c UC -a -n 20", LO),
     ("ib_read_lat", "-a -n 20", LO),
-    ("ib_write_bw", "-a -n 20", VETH_1500),
-    ("ib_read_bw", "-a -n 20", &[Veth9000V4]),
+    ("ib_write_bw", "-a -n 20", &[Loopback4, Veth1500V4]),
+    ("ib_read_bw", "-a -n 20", &[Loopback4, Veth9000V4]),
     ("ib_send_bw", "-e -a -n 20", LO),
     ("ib_send_bw", "--use-srq -a -n 20", LO),
     ("ib_send_lat", "-c UD -a -n 20", LO),
     ("qperf", "-cm1, all of RC", VETH_1500),
+    ("ib_write_lat", "-c UC -n 1000 -s 64", LO),
+    ("ib_write_lat", "-D 2 -s 64", LO),
+    ("ib_send_bw", "-D 2", LO),
+    ("ib_read_bw", "-D 2", LO),
+    ("ib_send_lat", "over rd, -R -D 2 -s 64", &[Loopback4, Veth9000V4]),
+    ("ib_write_bw", "over rd, -R -D 2", &[Loopback4, Veth9000V4]),
+    ("ib_send_bw", "over rd, by number, -D 2", &[Loopback4, Veth9000V4]),
+    ("ib_send_lat", "hybrid:0 and hybrid:1, -R -D 2", LO),
+    ("rping", "over rd", &[Loopback4, Veth9000V4]),
 ];
 
 /// Whether `make test` runs this row at this place.
@@ -110,11 +120,15 @@ pub fn in_test(case: &Case, place: Topology) -> bool {
     !matches!(case.run, Long(_)) && !LONG.iter().any(is_long) && !is_tried_elsewhere(case, place)
 }
 
-/// What perftest does on loopback and through packets of 1,500 bytes differs through those of 9,000 in
-/// lengths alone: the rows that are between namespaces only show that for each operation.
+/// What goes by streams on loopback and through packets of 1,500 bytes differs through those of 9,000 in
+/// lengths alone: rping and the rows that are between namespaces only show that for each operation.
 fn is_tried_elsewhere(case: &Case, place: Topology) -> bool {
-    let is_perftest = matches!(case.run, Perftest(..) | PerftestIwarp(..) | Run::PerftestByNumber(..));
-    is_perftest && place == Veth9000V4 && [Loopback4, Veth1500V4].iter().all(|other| case.at.contains(other))
+    const BY_STREAMS: [&str; 8] =
+        ["fi_pingpong", "mpirun", "fio", "tgtd", "qemu", "NCCL", "librpma", "riostream"];
+    let by_streams = matches!(case.run, Perftest(..) | PerftestIwarp(..) | Run::PerftestByNumber(..))
+        || BY_STREAMS.contains(&case.program);
+    let there = |place| case.at.contains(&place);
+    by_streams && place == Veth9000V4 && there(Loopback4) && there(Veth1500V4)
 }
 
 /// [`LONG`] names rows of the table.
@@ -389,7 +403,7 @@ fn benchmarks() -> Vec<Case> {
         case(
             "fio",
             "ioengine=rdma, verb=send, 4k",
-            "err= 0 at both ends, 32 MiB",
+            "err= 0 at both ends, 2 MiB",
             LO_AND_VETH,
             Custom(|w, p| w.fio("send", "4k", 4, p)),
         ),
