@@ -231,6 +231,24 @@ fn event_loops_are_measured() {
     }
 }
 
+/// By UCX's own program, over a link that is required.
+#[test]
+fn ucx_is_measured() {
+    for (place, ids) in [
+        ("", &["tag-lat-8-tcp", "tag-lat-8-rc-memory", "tag-lat-8-rc-tcp", "tag-lat-8-rc-rd"][..]),
+        ("--netns", &["tag-lat-8-tcp", "tag-lat-8-rc-tcp", "tag-lat-8-rc-rd"]),
+    ] {
+        let output = uwarp(&format!("bench ucx --json --quick {place} --only tag-lat-8-rc"));
+        let report = document(&output.limit(LIMIT).run_ok().unwrap());
+        let rows = report["figures"].as_array().unwrap();
+        assert_eq!(rows.iter().map(|row| row["id"].as_str().unwrap()).collect::<Vec<_>>(), ids);
+        for row in rows {
+            assert!(positive(&row["median"]) && positive(&row["p99"]), "{row}");
+            assert_eq!(row.get("ratio").is_some(), row["id"] != "tag-lat-8-tcp", "{row}");
+        }
+    }
+}
+
 /// Streams that share a path which the command makes.
 #[test]
 fn shares_of_a_path_are_measured() {

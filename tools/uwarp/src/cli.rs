@@ -233,6 +233,9 @@ pub enum BenchWhat {
     /// An MPI program over each transport of `uwarp mpi`, beside the MPI's own TCP: ping-pongs, streams,
     /// collectives, one-sided operations, memory
     Mpi,
+    /// UCX's ucx_perftest over each transport that it has for uwarp, beside UCX's TCP, and on one host its own
+    /// shared memory
+    Ucx,
     /// Socket programs by message size, ping-pongs and one way: plain sockets, behind the preloaded
     /// library, in IWARP_MODE by calls and by descriptors, over rsockets
     Sockets,
@@ -248,7 +251,7 @@ pub enum BenchWhat {
     /// What streams of reliable datagrams get of a path of 100 Mbit/s and 10 ms that is made for it: alone,
     /// beside each other and beside TCP; with packets that are lost, late or come twice. Needs root
     Sharing,
-    /// All of them except mpi, sockets, crowded, loops, instructions and sharing
+    /// All of them except mpi, ucx, sockets, crowded, loops, instructions and sharing
     All,
 }
 

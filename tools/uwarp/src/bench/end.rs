@@ -24,7 +24,7 @@ use super::raw_many::RawCrowd;
 use super::raw_udp::RawUdp;
 use super::sockets::calls;
 use super::ways::Way;
-use super::{datagrams, flow, fused, paths, rdma, usage};
+use super::{datagrams, eventfds, flow, fused, paths, rdma, usage};
 use crate::cli::BenchEndArgs;
 use crate::libdir;
 
@@ -398,6 +398,7 @@ fn raw_active(raws: &mut Raws, way: Way, work: Work, time: Duration) -> Result<F
     let raw = raws.of(way);
     match (work, way) {
         (Work::PingPong { size, .. }, Way::Wait(wait)) => raw.ping(size as usize, wait, time),
+        (Work::PingPong { .. }, Way::Eventfds) => eventfds::ping(raw, time),
         (Work::Transaction { verb, size }, Way::Wait(wait)) => raw.request(verb, size as usize, wait, time),
         (Work::Stream { .. }, Way::Calls { send, .. }) => raw.stream(send as usize, time),
         (Work::Rate { size, .. }, Way::Calls { send, .. }) => {
@@ -413,6 +414,7 @@ fn raw_passive(raws: &mut Raws, way: Way, work: Work) -> Result<()> {
     let raw = raws.of(way);
     match (work, way) {
         (Work::PingPong { size, .. }, Way::Wait(wait)) => raw.pong(size as usize, wait),
+        (Work::PingPong { .. }, Way::Eventfds) => eventfds::pong(raw),
         (Work::Transaction { verb, size }, Way::Wait(wait)) => raw.respond(verb, size as usize, wait),
         (Work::Stream { .. } | Work::Rate { .. }, Way::Calls { receive, wait, .. }) => {
             raw.drain(receive as usize, wait)

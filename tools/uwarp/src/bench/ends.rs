@@ -165,6 +165,16 @@ impl Ends {
         Ok(ends)
     }
 
+    /// Two processes that do nothing: for programs that run in their namespaces.
+    pub fn unconnected(place: Place) -> Result<Ends> {
+        Ends::apart(place, &[], Setting::Quiet)
+    }
+
+    /// The passive end's.
+    pub fn address(&self) -> IpAddr {
+        self.address
+    }
+
     /// Not connected yet.
     fn apart(place: Place, environment: &[(&'static str, OsString)], setting: Setting) -> Result<Ends> {
         match place {

@@ -12,6 +12,7 @@ mod datagrams;
 mod dispatch;
 mod end;
 mod ends;
+mod eventfds;
 #[allow(unsafe_code)]
 mod fabric;
 mod flow;
@@ -35,6 +36,7 @@ mod report;
 mod sharing;
 mod sockets;
 mod stats;
+mod ucx;
 #[allow(unsafe_code)]
 mod usage;
 mod ways;
@@ -77,6 +79,7 @@ pub fn run(args: &BenchArgs) -> ExitCode {
         BenchWhat::Loops => loops::run(args),
         BenchWhat::Sharing => sharing::run(args),
         BenchWhat::Instructions => place(args).and_then(|place| instructions::run(args, place)),
+        BenchWhat::Ucx => place(args).and_then(|place| ucx::run(args, place)),
         BenchWhat::Sockets => place(args).and_then(|place| sockets::run(args, place)),
         _ => measure(args).map(|report| {
             report.print(args.json, args.targets);

@@ -49,6 +49,7 @@ impl Item {
                 (Group::Latency, Goal::Budget(words)) => Goal::Budget(words),
                 (Group::Latency, _) if self.id == "send-poll" => Goal::AtMost(0.10),
                 (Group::Latency, _) if self.id == "write-memory" => Goal::AtMost(0.12),
+                (Group::Latency, _) if self.id == "send-asleep" => Goal::AtMost(1.2),
                 (Group::Datagrams, _) if self.id == "datagram-64b" => Goal::AtMost(0.15),
                 (Group::DatagramRate, _) if self.id == "datagrams-1kib" => Goal::Messages(3e6),
                 (Group::Bandwidth, _) => Goal::AtLeast(1.3),
@@ -252,6 +253,12 @@ fn latency(items: &mut Vec<Item>) {
     let lines = [
         ("send-poll", "64 B Send, both poll", Wait::Spin, Goal::AtMost(1.10)),
         ("send-event", "64 B Send, both block in ibv_get_cq_event", Wait::Block, Goal::AtMost(1.15)),
+        (
+            "send-asleep",
+            "64 B Send, both asleep in ibv_get_cq_event; two eventfds in place of raw TCP",
+            Wait::Late,
+            Goal::Open,
+        ),
         (
             "send-descriptor",
             "64 B Send, both poll(2) the channel's descriptor",

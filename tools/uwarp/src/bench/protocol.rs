@@ -370,6 +370,8 @@ pub enum Wait {
     Spin,
     /// `ibv_get_cq_event`; a receive call that blocks.
     Block,
+    /// The same, and each end answers [`LATE`](super::eventfds::LATE) later than it could: the other one sleeps.
+    Late,
     /// poll(2) on the channel's descriptor, then `ibv_get_cq_event`.
     Descriptor,
     /// RDMA Writes, seen by looking at memory, as `ib_write_lat` does it.

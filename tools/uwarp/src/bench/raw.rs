@@ -40,7 +40,9 @@ impl Raws {
     pub fn of(&mut self, way: Way) -> &mut Raw {
         match way {
             Way::Calls { buffers: Buffers::Fixed, .. } => &mut self.fixed,
-            Way::Calls { .. } | Way::Wait(_) | Way::Open { .. } | Way::Datagrams { .. } => &mut self.system,
+            Way::Calls { .. } | Way::Wait(_) | Way::Eventfds | Way::Open { .. } | Way::Datagrams { .. } => {
+                &mut self.system
+            }
         }
     }
 }
@@ -309,8 +311,14 @@ impl Trips {
     }
 
     /// With 2, of half a round trip.
-    pub fn figure(mut self, divisor: u32) -> Result<Figure> {
-        self.trips.iter_mut().for_each(|trip| *trip /= divisor);
+    pub fn figure(self, divisor: u32) -> Result<Figure> {
+        self.late_figure(divisor, Duration::ZERO)
+    }
+
+    /// The same where the ends were late by so much in each round trip.
+    pub fn late_figure(mut self, divisor: u32, late: Duration) -> Result<Figure> {
+        let late = u32::try_from(late.as_nanos()).unwrap_or(u32::MAX);
+        self.trips.iter_mut().for_each(|trip| *trip = trip.saturating_sub(late) / divisor);
         ping_figure(&mut self.trips)
     }
 }

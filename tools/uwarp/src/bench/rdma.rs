@@ -1,7 +1,8 @@
 //! Messages there and back over uwarp, as programs exchange them.
 
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
+use super::eventfds::{LATE, be_late};
 use super::fabric::{IN, Link, List, OUT, SMALL, SOURCE, TARGET};
 use super::protocol::{Failure, Figure, LARGEST, Result, Verb, Wait};
 use super::raw::{NO_NUMBER, REQUEST, Raw, Trips, is_last};
@@ -37,7 +38,7 @@ impl<'a> PingPongEnd<'a> {
             // Of an earlier round; the peer begins only after both ends have begun.
             link.store(TARGET + end, 0);
         }
-        if matches!(wait, Wait::Block | Wait::Descriptor) {
+        if matches!(wait, Wait::Block | Wait::Late | Wait::Descriptor) {
             link.arm()?;
         }
         Ok(PingPongEnd { link, wait, end, signalled, unsignalled, seen: 0 })
@@ -54,11 +55,11 @@ impl<'a> PingPongEnd<'a> {
                 while self.link.reap_sends()? == 0 {}
                 Ok(())
             }
-            Wait::Block | Wait::Descriptor if number.is_multiple_of(SIGNAL_EVERY) => {
+            Wait::Block | Wait::Late | Wait::Descriptor if number.is_multiple_of(SIGNAL_EVERY) => {
                 self.link.post(&mut self.signalled)?;
                 self.link.reap_sends().map(drop)
             }
-            Wait::Block | Wait::Descriptor => self.link.post(&mut self.unsignalled),
+            Wait::Block | Wait::Late | Wait::Descriptor => self.link.post(&mut self.unsignalled),
         }
     }
 
@@ -74,7 +75,7 @@ impl<'a> PingPongEnd<'a> {
                     }
                 }
             },
-            Wait::Block | Wait::Descriptor => loop {
+            Wait::Block | Wait::Late | Wait::Descriptor => loop {
                 if self.wait == Wait::Descriptor {
                     self.link.descriptor()?;
                 }
@@ -117,12 +118,18 @@ pub fn ping(link: &Link, raw: &mut Raw, wait: Wait, size: u32, time: Duration) -
     let mut own = PingPongEnd::new(link, wait, size)?;
     raw.receive_number()?;
     let mut trips = Trips::start(time);
+    if wait == Wait::Late {
+        be_late(Instant::now());
+    }
     while let Some(number) = trips.next() {
         own.send(number)?;
-        trips.end(own.wait()?)?;
+        let answer = own.wait()?;
+        let since = (wait == Wait::Late).then(Instant::now);
+        trips.end(answer)?;
+        since.into_iter().for_each(be_late);
     }
     own.finish()?;
-    trips.figure(2)
+    trips.late_figure(2, if wait == Wait::Late { 2 * LATE } else { Duration::ZERO })
 }
 
 /// The passive side.
@@ -134,6 +141,9 @@ pub fn pong(link: &Link, raw: &mut Raw, wait: Wait, size: u32) -> Result<()> {
     raw.send_number(0)?;
     loop {
         let number = own.wait()?;
+        if wait == Wait::Late {
+            be_late(Instant::now());
+        }
         own.send(number)?;
         if is_last(number) {
             return own.finish();

@@ -16,6 +16,8 @@ use super::protocol::{Figure, Result, Wait};
 pub enum Way {
     /// Of messages there and back: how both ends wait for the next.
     Wait(Waiting),
+    /// Of messages there and back whose ends sleep: by two eventfds, not by TCP.
+    Eventfds,
     /// Of bytes one way: what a send and a receive call pass at most, out of and into one buffer that is used
     /// again and again, and how the receiver waits. The sender blocks when the socket is full.
     Calls { send: u32, receive: u32, wait: Waiting, buffers: Buffers },
@@ -61,7 +63,7 @@ impl Way {
         match self {
             Way::Wait(wait) | Way::Calls { wait, .. } | Way::Datagrams { wait, .. } => wait == Waiting::Spin,
             // As many connections come and go, threads of the kernel and of the library need a core, too.
-            Way::Open { .. } => false,
+            Way::Open { .. } | Way::Eventfds => false,
         }
     }
 }
@@ -74,6 +76,7 @@ pub fn ping_pong(wait: Wait) -> Vec<Way> {
         Wait::Block => &[Waiting::SpinThenBlock, Waiting::Block, Waiting::Poll],
         // The program has chosen to sleep.
         Wait::Descriptor => &[Waiting::Poll, Waiting::Block],
+        Wait::Late => return vec![Way::Eventfds],
     };
     waits.iter().copied().map(Way::Wait).collect()
 }
@@ -218,6 +221,7 @@ impl fmt::Display for Way {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Way::Wait(wait) => wait.fmt(f),
+            Way::Eventfds => f.write_str("two eventfds"),
             Way::Calls { send, receive, wait, buffers } => {
                 write!(f, "{} / {}, {wait}", size_name(*send), size_name(*receive))?;
                 match buffers {
