@@ -391,7 +391,7 @@ fn sides(figure: &Value, with_tail: bool) {
     }
     // What raw TCP did, and that it was the best of several ways, where it could choose.
     let tried = figure["baseline"]["tried"].as_array().unwrap();
-    let chosen = figure["group"] != "crowded";
+    let chosen = figure["group"] != "crowded" && !figure["id"].as_str().unwrap().ends_with("send-asleep");
     assert_eq!(tried.len() > 1, chosen, "{figure}");
     assert!(tried.iter().all(|one| positive(&one["value"])), "{figure}");
     assert!(tried.iter().any(|one| one["way"] == figure["baseline"]["chosen"]), "{figure}");

@@ -92,6 +92,23 @@ impl LineProcess {
         format!("{} closed its output and still runs", self.name)
     }
 
+    /// What it says within this time.
+    pub fn heard(&mut self, time: Duration) -> Outcome<Vec<String>> {
+        let deadline = Instant::now() + time;
+        let mut lines: Vec<_> = self.early.drain(..).collect();
+        // Once it has said something, no more than what is there.
+        while let Ok(line) = self.lines.recv_timeout(match lines.is_empty() {
+            true => deadline.saturating_duration_since(Instant::now()),
+            false => Duration::ZERO,
+        }) {
+            if line.starts_with("FAIL") {
+                fail!("{} says: {line}", self.name);
+            }
+            lines.push(line);
+        }
+        Ok(lines)
+    }
+
     /// The next line that begins with `start`; others are kept.
     pub fn expect(&mut self, start: &str, limit: Duration) -> Outcome<String> {
         if let Some(at) = self.early.iter().position(|line| line.starts_with(start)) {

@@ -6,6 +6,7 @@
 //! | [`datagrams`] | an exchange of reliable datagrams, and streams in it |
 //! | [`encode`] | frames, segments and messages as bytes, and a reader for what comes back |
 //! | [`numbers`] | what queue pairs say to each other that are brought up by number |
+//! | [`parts`] | parts of datagrams, and the question for them |
 //! | [`peer`] | one TCP connection of the attacker |
 //! | [`stranger`] | sockets of another user or of another host |
 //! | [`lines`] | a program that is told what to do in lines |
@@ -17,6 +18,7 @@ pub mod encode;
 pub mod lines;
 pub mod named;
 pub mod numbers;
+pub mod parts;
 pub mod peer;
 pub mod stranger;
 pub mod victim;

@@ -21,7 +21,7 @@ use uwarp_conformance::process::Cmd;
 use uwarp_conformance::{Context, Outcome, fail, require};
 
 /// The listening end's, the connecting end's, the attacker's.
-const PORTS: [u16; 3] = [20_000, 20_001, 20_002];
+pub const PORTS: [u16; 3] = [20_000, 20_001, 20_002];
 /// The word that nobody else may read.
 const SECRET: &str = "SECRET-0123456789";
 /// What each end begins with. No half of one is another half.

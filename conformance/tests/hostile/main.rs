@@ -17,6 +17,7 @@ mod fields;
 mod floods;
 mod lookups;
 mod over_rd;
+mod parts;
 mod rows;
 mod sequences;
 mod setup;
@@ -173,16 +174,17 @@ fn attacks_on_extensions() -> Vec<Attack> {
     all
 }
 
+macro_rules! from {
+    ($($place:ident: $function:path,)*) => {
+        vec![$((stringify!($function), $function as _, Place::$place)),*]
+    };
+}
+
 type ByNumber = (&'static str, fn(&mut Stage<'_>) -> Outcome, Place);
 
 /// On queue pairs that are brought up by number, and on lookups, by another user of the same host and from
 /// another host. From there nobody gets a port of the peer's.
 fn attacks_by_number() -> Vec<ByNumber> {
-    macro_rules! from {
-        ($($place:ident: $function:path,)*) => {
-            vec![$((stringify!($function), $function, Place::$place)),*]
-        };
-    }
     from![
         SameHost: by_number::requests_in_anothers_name,
         OtherHost: by_number::requests_in_anothers_name,
@@ -226,7 +228,12 @@ fn main() -> ExitCode {
     let strangers_world = world.clone();
     let silent = silent(&world);
     let of_strangers = attacks_by_number().into_iter().map(|attack| ("named", attack));
-    let of_strangers = of_strangers.chain(attacks_on_adoption().into_iter().map(|attack| ("handed", attack)));
+    let of_parts: Vec<ByNumber> =
+        from![SameHost: parts::parts_of_a_stranger, OtherHost: parts::parts_of_a_stranger,];
+    let of_parts = of_parts.into_iter().map(|attack| ("parted", attack));
+    let of_strangers = of_strangers
+        .chain(of_parts)
+        .chain(attacks_on_adoption().into_iter().map(|attack| ("handed", attack)));
     let trials = attacks()
         .into_iter()
         .chain(attacks_on_extensions())

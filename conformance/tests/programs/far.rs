@@ -102,15 +102,16 @@ impl World {
         Ok(Place { server: Some(&far.server), client: Some(&far.client), ..self.net.place(Veth1500V4)? })
     }
 
-    /// The sender has a window: one message in a round trip would be 6.5 MB/s here.
+    /// The sender has a window: one message in a round trip would be 0.8 MB/s here.
     fn more_than_one_under_way(&self) -> Outcome {
-        const MESSAGE: u64 = 65_536;
+        const MESSAGE: u64 = 8192;
         let far = Far::new(1500, FAR)?;
-        self.perftest_over("ib_send_bw -R", ["rd"; 2], "rd", self.ends_of(&far)?)?;
+        self.perftest_over(&format!("ib_send_bw -R -s {MESSAGE}"), ["rd"; 2], "rd", self.ends_of(&far)?)?;
         let most = far.path.counts()[0].most_bytes;
-        // With its headers one message has 7 % more. (The credit of a stock socket, 138 packets, is three
-        // messages; where the ends share a processor with others they do not always fill it.)
-        require!(most > MESSAGE * 9 / 8, "{most} bytes were under way at most");
+        // With its headers one message has 7 % more. (Longer ones fill the credit of a stock socket, 138
+        // packets, with three, and where the ends share a processor with others they do not always get so
+        // far.)
+        require!(most > MESSAGE * 5 / 2, "{most} bytes were under way at most");
         Ok(())
     }
 
