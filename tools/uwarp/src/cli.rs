@@ -233,8 +233,8 @@ pub enum BenchWhat {
     /// An MPI program over each transport of `uwarp mpi`, beside the MPI's own TCP: ping-pongs, streams,
     /// collectives, one-sided operations, memory
     Mpi,
-    /// UCX's ucx_perftest over each transport that it has for uwarp, beside UCX's TCP, and on one host its own
-    /// shared memory
+    /// UCX's ucx_perftest over each transport that it has for uwarp, beside UCX's TCP, and on one host its
+    /// own shared memory
     Ucx,
     /// Socket programs by message size, ping-pongs and one way: plain sockets, behind the preloaded
     /// library, in IWARP_MODE by calls and by descriptors, over rsockets

@@ -370,7 +370,7 @@ pub enum Wait {
     Spin,
     /// `ibv_get_cq_event`; a receive call that blocks.
     Block,
-    /// The same, and each end answers [`LATE`](super::eventfds::LATE) later than it could: the other one sleeps.
+    /// The same, and each end answers later than it could (`eventfds::LATE`): the other one sleeps.
     Late,
     /// poll(2) on the channel's descriptor, then `ibv_get_cq_event`.
     Descriptor,

@@ -1,5 +1,5 @@
-//! `uwarp bench ucx`: UCX's own `ucx_perftest` over each transport that UCX has for uwarp, in turns with UCX's
-//! TCP, and on one host with its own shared memory, too.
+//! `uwarp bench ucx`: UCX's own `ucx_perftest` over each transport that UCX has for uwarp, in turns with
+//! UCX's TCP, and on one host with its own shared memory, too.
 //!
 //! Which link carries a connected queue pair is required (`UWARP_LINK`), so none falls back.
 
@@ -7,6 +7,7 @@ use std::fmt::Display;
 use std::fs::File;
 use std::net::{IpAddr, Ipv4Addr, TcpListener};
 use std::process::{Child, Command, Stdio};
+use std::sync::atomic::{AtomicU16, Ordering::Relaxed};
 use std::time::{Duration, Instant};
 
 use comfy_table::Table;
@@ -299,7 +300,8 @@ fn one(site: &Site, test: &Test, way: &Way, count: u32, percentile: u32) -> Resu
         let ended = server.0.try_wait().map_err(|error| failed(&error))?.is_some();
         if well.is_none() || accepted || ended || begun.elapsed() > STARTING {
             let why = if well.is_none() { "did not end in a minute\n" } else { "" };
-            let said = ["client.err", "client.out", "server.err"].map(|of| site.said(of)).concat();
+            let said =
+                ["client.err", "client.out", "server.err", "server.out"].map(|of| site.said(of)).concat();
             return Err(failed(&format_args!("{why}{said}")));
         }
         std::thread::sleep(Duration::from_millis(100));
@@ -331,13 +333,26 @@ impl Drop for Ending {
     }
 }
 
-/// One that nobody has in this namespace. (The ends' own namespaces are new.)
+/// One that nobody has here, another one each time, and none that the system gives to who connects: one of
+/// those may be taken before the server has it.
 fn free_port() -> std::io::Result<u16> {
-    Ok(TcpListener::bind((Ipv4Addr::LOCALHOST, 0))?.local_addr()?.port())
+    const PORTS: std::ops::Range<u16> = 20_000..30_000;
+    static NEXT: AtomicU16 = AtomicU16::new(0);
+    if NEXT.load(Relaxed) == 0 {
+        NEXT.store((std::process::id() % 5000) as u16, Relaxed);
+    }
+    loop {
+        let port = PORTS.start + NEXT.fetch_add(1, Relaxed) % (PORTS.end - PORTS.start);
+        match TcpListener::bind((Ipv4Addr::LOCALHOST, port)) {
+            Err(error) if error.kind() == std::io::ErrorKind::AddrInUse => {}
+            Err(error) => return Err(error),
+            Ok(_) => return Ok(port),
+        }
+    }
 }
 
-/// Of the line below the heads: iterations, percentile, average and overall latency in µs, average and overall
-/// bandwidth in MiB/s, average and overall message rate.
+/// Of the line below the heads: iterations, percentile, average and overall latency in µs, average and
+/// overall bandwidth in MiB/s, average and overall message rate.
 fn figure(test: &Test, said: &str) -> Option<f64> {
     let line = said.lines().map(str::trim).rfind(|line| line.starts_with(|c: char| c.is_ascii_digit()))?;
     let values: Option<Vec<f64>> = line.split(',').map(|value| value.trim().parse().ok()).collect();
@@ -390,7 +405,8 @@ fn table(rows: &[Row], targets: bool) -> Table {
 mod tests {
     use super::*;
 
-    const SAID: &str = "iterations,99.0_percentile_lat,avg_lat,overall_lat,avg_bw,overall_bw,avg_mr,overall_mr\n\
+    const SAID: &str = "\
+        iterations,99.0_percentile_lat,avg_lat,overall_lat,avg_bw,overall_bw,avg_mr,overall_mr\n\
                         \x20500,1.266,0.900,0.900,2048.00,8.48,1111656,1111656\n";
 
     #[test]
