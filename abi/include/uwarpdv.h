@@ -75,6 +75,25 @@ enum uwarpdv_qp_create_flags {
 enum uwarpdv_msg_order {
 	/* Each message from one queue pair to another is delivered after those that were posted before it. */
 	UWARPDV_ORDER_ALL = 1 << 0,
+	/* The same of two kinds of operations: R is a read, W a write, S a send; the first behind the second. These are the
+	 * words of rdma-core's enum ibv_qp_msg_order (a branch of August 2026). Any of them makes a queue pair ordered. */
+	UWARPDV_ORDER_ATOMIC_RAR = 1 << 1,
+	UWARPDV_ORDER_ATOMIC_RAW = 1 << 2,
+	UWARPDV_ORDER_ATOMIC_WAR = 1 << 3,
+	UWARPDV_ORDER_ATOMIC_WAW = 1 << 4,
+	UWARPDV_ORDER_RDMA_RAR = 1 << 5,
+	UWARPDV_ORDER_RDMA_RAW = 1 << 6,
+	UWARPDV_ORDER_RDMA_WAR = 1 << 7,
+	UWARPDV_ORDER_RDMA_WAW = 1 << 8,
+	UWARPDV_ORDER_RAS = 1 << 9,
+	UWARPDV_ORDER_SAR = 1 << 10,
+	UWARPDV_ORDER_SAS = 1 << 11,
+	UWARPDV_ORDER_SAW = 1 << 12,
+	UWARPDV_ORDER_WAS = 1 << 13,
+	UWARPDV_ORDER_RAR = 1 << 14,
+	UWARPDV_ORDER_RAW = 1 << 15,
+	UWARPDV_ORDER_WAR = 1 << 16,
+	UWARPDV_ORDER_WAW = 1 << 17,
 };
 
 struct uwarpdv_qp_init_attr {
@@ -93,6 +112,39 @@ struct uwarpdv_qp_init_attr {
  * inlen is sizeof(*attr). What follows known members must be 0, so that a later version can add some. */
 struct ibv_qp *uwarpdv_create_qp(struct ibv_context *context, struct ibv_qp_init_attr_ex *attr_ex,
 				 struct uwarpdv_qp_init_attr *attr, uint32_t inlen);
+
+/* Members of struct uwarpdv_qp_semantics, for comp_mask. */
+enum uwarpdv_qp_semantics_mask {
+	UWARPDV_QP_SEMANTICS_MASK_MSG_ORDER = 1 << 0,
+	UWARPDV_QP_SEMANTICS_MASK_RAW = 1 << 1,
+	UWARPDV_QP_SEMANTICS_MASK_WAR = 1 << 2,
+	UWARPDV_QP_SEMANTICS_MASK_WAW = 1 << 3,
+	UWARPDV_QP_SEMANTICS_MASK_PDU = 1 << 4,
+	UWARPDV_QP_SEMANTICS_MASK_IMM = 1 << 5,
+	UWARPDV_QP_SEMANTICS_MASK_USAGE = 1 << 6,
+};
+
+enum uwarpdv_qp_use_flags {
+	/* A Write with immediate data takes a receive. */
+	UWARPDV_QP_USAGE_IMM_DATA_RQ = 1 << 0,
+};
+
+/* What queue pairs of a type can guarantee, in the words of rdma-core's struct ibv_qp_semantics. */
+struct uwarpdv_qp_semantics {
+	uint32_t comp_mask;		/* enum uwarpdv_qp_semantics_mask: the members that were written */
+	uint32_t msg_order;		/* enum uwarpdv_msg_order: what uwarpdv_qp_init_attr.msg_order may ask for */
+	uint32_t max_rdma_raw_size;	/* bytes of the longest transfer for which UWARPDV_ORDER_RDMA_RAW holds; 0: not at all */
+	uint32_t max_rdma_war_size;
+	uint32_t max_rdma_waw_size;
+	uint32_t max_pdu;		/* 0: a program cannot choose how long packets are */
+	uint32_t imm_data_size;		/* bits of immediate data: 32 */
+	uint32_t usage_flags;		/* enum uwarpdv_qp_use_flags */
+};
+
+/* Returns 0, or EOPNOTSUPP for a type that is not known, EINVAL for NULL or a structure without room for msg_order. Members
+ * for which inlen has no room are left out, and those of a later version are 0. */
+int uwarpdv_query_qp_semantics(struct ibv_context *context, uint32_t driver_qp_type,
+			       struct uwarpdv_qp_semantics *semantics, uint32_t inlen);
 
 /* The job key of the work request that is being built (ibv_wr_post(3)), if not the queue pair's own. */
 void uwarpdv_wr_set_job_key(struct ibv_qp_ex *qp, uint64_t job_key);

@@ -55,6 +55,7 @@ const MEMBERS: [(u64, usize); 2] =
 const _: () = {
     assert!(size_of::<uwarpdv_qp_attr>() == 16 && size_of::<uwarpdv_peer_error>() == 40);
     assert!(offset_of!(uwarpdv_peer_error, remote_gid) == 8);
+    assert!(size_of::<uwarpdv_qp_semantics>() == 32);
     assert!(size_of::<uwarpdv_record>() == 40 && size_of::<uwarpdv_qp_init_attr>() == 40);
 };
 
@@ -74,8 +75,18 @@ unsafe fn datagram_qp<'a>(qp: *mut ibv_qp) -> Result<&'a Arc<UdQp>, Failure> {
 const QPT_RD: u32 = 1;
 /// `enum uwarpdv_qp_create_flags`
 const QP_GRH: u32 = 1 << 0;
-/// `enum uwarpdv_msg_order`: each message that a program may send behind another is ordered behind it.
-const ORDER_ALL: u64 = 1 << 0;
+/// What an ordered queue pair guarantees, as `enum uwarpdv_msg_order` counts it: all messages are delivered
+/// in the order of their posts, but the answer to an RDMA Read holds the memory as it is when it is sent
+/// (docs/rd.md section 6). So nothing is ordered behind a Read: not RDMA_RAR (5), RDMA_WAR (7), SAR (10), RAR
+/// (14), WAR (16).
+const ORDERS: u32 = {
+    const ALL: u32 = (1 << 18) - 1;
+    ALL & !(1 << 5 | 1 << 7 | 1 << 10 | 1 << 14 | 1 << 16)
+};
+/// Bytes of the longest message.
+const LONGEST: u32 = i32::MAX as u32;
+/// `UWARPDV_QP_USAGE_IMM_DATA_RQ`
+const USAGE_IMM_DATA_RQ: u32 = 1 << 0;
 
 fn no_record() -> Failure {
     Failure::new(libc::ENOENT, "the queue pair has no record of this name")
@@ -96,6 +107,43 @@ pub struct uwarpdv_qp_init_attr {
     pub job_key: u64,
     pub max_records: u32,
     pub reserved: u32,
+}
+
+/// `struct uwarpdv_qp_semantics`
+#[repr(C)]
+#[derive(Debug, Clone, Copy)]
+#[allow(missing_docs)]
+pub struct uwarpdv_qp_semantics {
+    pub comp_mask: u32,
+    pub msg_order: u32,
+    pub max_rdma_raw_size: u32,
+    pub max_rdma_war_size: u32,
+    pub max_rdma_waw_size: u32,
+    pub max_pdu: u32,
+    pub imm_data_size: u32,
+    pub usage_flags: u32,
+}
+
+/// Of the queue pairs of this type, as many members as `room` bytes hold; the mask names those.
+fn semantics_of(driver_qp_type: u32, room: usize) -> Result<uwarpdv_qp_semantics, Failure> {
+    if driver_qp_type != QPT_RD {
+        return Err(Failure::unsupported("driver_qp_type must be UWARPDV_QPT_RD"));
+    }
+    // Each member behind the mask has its bit in order, and four bytes.
+    let members = (room.min(size_of::<uwarpdv_qp_semantics>()) / size_of::<u32>()).saturating_sub(1);
+    if members == 0 {
+        return Err(Failure::invalid("inlen has no room for msg_order"));
+    }
+    Ok(uwarpdv_qp_semantics {
+        comp_mask: (1 << members) - 1,
+        msg_order: ORDERS,
+        max_rdma_raw_size: LONGEST,
+        max_rdma_war_size: 0,
+        max_rdma_waw_size: LONGEST,
+        max_pdu: 0,
+        imm_data_size: u32::BITS,
+        usage_flags: USAGE_IMM_DATA_RQ,
+    })
 }
 
 /// `struct uwarpdv_record`
@@ -157,10 +205,13 @@ unsafe fn init_attributes(
         (IBV_QPT_DRIVER, _) => return Err(Failure::unsupported("driver_qp_type must be UWARPDV_QPT_RD")),
         _ => return Err(Failure::invalid("qp_type must be IBV_QPT_DRIVER or IBV_QPT_UD")),
     }
-    if own.flags & !QP_GRH != 0 || own.msg_order & !ORDER_ALL != 0 {
-        return Err(Failure::invalid("flags or msg_order have unknown bits"));
+    if own.flags & !QP_GRH != 0 {
+        return Err(Failure::invalid("flags has unknown bits"));
     }
-    let (ordered, grh) = (own.msg_order & ORDER_ALL != 0, own.flags & QP_GRH != 0);
+    if own.msg_order & !u64::from(ORDERS) != 0 {
+        return Err(Failure::invalid("msg_order asks for what uwarpdv_query_qp_semantics does not offer"));
+    }
+    let (ordered, grh) = (own.msg_order != 0, own.flags & QP_GRH != 0);
     Ok(Service::Rd(RdInit { ordered, grh, job_key, max_records }))
 }
 
@@ -196,6 +247,22 @@ entry! {
         look::<Context>(context)?;
         let ex = &mut *required(attr_ex, "attr_ex")?;
         create_for(init_attributes(ex.qp_type, attr, inlen)?, ex)
+    }
+
+    /// uwarpdv_create_qp(3).
+    fn uwarpdv_query_qp_semantics(
+        context: *mut ibv_context,
+        driver_qp_type: u32,
+        semantics: *mut uwarpdv_qp_semantics,
+        inlen: u32,
+    ) -> Code {
+        look::<Context>(context)?;
+        let out = required(semantics, "semantics")?.cast::<u8>();
+        let (room, known) = (inlen as usize, size_of::<uwarpdv_qp_semantics>());
+        let own = semantics_of(driver_qp_type, room)?;
+        ptr::copy_nonoverlapping((&raw const own).cast::<u8>(), out, room.min(known));
+        out.add(room.min(known)).write_bytes(0, room.saturating_sub(known));
+        Ok(())
     }
 
     /// uwarpdv_create_qp(3). A mistake shows in `ibv_wr_complete`.

@@ -591,12 +591,59 @@ static void creating(void)
 	MUST(ibv_destroy_cq(cq) == 0);
 }
 
+/* What the queue pairs of reliable datagrams say that they guarantee can be had, and what they do not say cannot. */
+static void semantics(void)
+{
+	__typeof__(uwarpdv_query_qp_semantics) *query;
+	struct { struct uwarpdv_qp_semantics own; uint32_t later[3]; } longer;
+	struct uwarpdv_qp_semantics said = { 0 };
+	struct ibv_qp_init_attr_ex init;
+	struct ibv_cq *cq;
+	struct ibv_qp *qp;
+	uint32_t behind_a_read = UWARPDV_ORDER_RDMA_RAR | UWARPDV_ORDER_RDMA_WAR | UWARPDV_ORDER_SAR | UWARPDV_ORDER_RAR |
+				 UWARPDV_ORDER_WAR;
+
+	open_device();
+	MUST(query = (__typeof__(query))dlvsym(RTLD_DEFAULT, "uwarpdv_query_qp_semantics", "UWARPDV_1.0"));
+	check_errno(query(ctx, UWARPDV_QPT_RD, &said, sizeof said), 0, "semantics are told");
+	check(said.comp_mask == 0x7f, "all members", "%#x", said.comp_mask);
+	check((said.msg_order | behind_a_read) == 0x3ffff && !(said.msg_order & behind_a_read),
+	      "all is ordered but what is behind a Read", "%#x", said.msg_order);
+	check(said.max_rdma_raw_size == INT32_MAX && said.max_rdma_waw_size == INT32_MAX && said.max_rdma_war_size == 0,
+	      "of messages of every length", "%u, %u, %u", said.max_rdma_raw_size, said.max_rdma_waw_size, said.max_rdma_war_size);
+	check(said.max_pdu == 0 && said.imm_data_size == 32 && said.usage_flags == UWARPDV_QP_USAGE_IMM_DATA_RQ,
+	      "and the rest of it", "%u, %u, %#x", said.max_pdu, said.imm_data_size, said.usage_flags);
+	MUST(cq = ibv_create_cq(ctx, 16, NULL, NULL, 0));
+	init = init_of(cq, cq);
+	for (int bit = 0; bit < 18; bit++) {
+		struct uwarpdv_qp_init_attr attr = { .driver_qp_type = UWARPDV_QPT_RD, .msg_order = 1u << bit };
+
+		qp = create_qp(ctx, &init, &attr, sizeof attr);
+		if (!!qp != !!(said.msg_order & 1u << bit) || (!qp && errno != EINVAL))
+			die("order %#x: said %d, had %d, %s", 1u << bit, !!(said.msg_order & 1u << bit), !!qp, strerror(errno));
+		MUST(!qp || ibv_destroy_qp(qp) == 0);
+	}
+	/* Shorter and longer structures, of other versions. */
+	memset(&said, 0xee, sizeof said);
+	check_errno(query(ctx, UWARPDV_QPT_RD, &said, 12), 0, "a shorter structure");
+	check(said.comp_mask == 3 && said.max_rdma_raw_size == INT32_MAX && said.max_rdma_war_size == 0xeeeeeeee,
+	      "has as many members as it has room for", "%#x, %#x", said.comp_mask, said.max_rdma_war_size);
+	memset(&longer, 0xee, sizeof longer);
+	check_errno(query(ctx, UWARPDV_QPT_RD, &longer.own, sizeof longer), 0, "a longer structure");
+	check(longer.own.comp_mask == 0x7f && !longer.later[0] && !longer.later[2], "is 0 behind what is known", "%#x", longer.later[0]);
+	check_errno(query(ctx, UWARPDV_QPT_RD, &said, 4), EINVAL, "without room for an order");
+	check_errno(query(ctx, UWARPDV_QPT_RD, NULL, sizeof said), EINVAL, "no structure");
+	check_errno(query(ctx, 99, &said, sizeof said), EOPNOTSUPP, "another type");
+	MUST(ibv_destroy_cq(cq) == 0);
+}
+
 int main(int argc, char **argv)
 {
 	static const struct group groups[] = {
 		{ "lengths", lengths_both_ways }, { "ordered", ordered }, { "unordered", unordered }, { "no_receive", no_receive },
 		{ "refusals", refusals }, { "itself", itself }, { "exits", exits }, { "killed", killed }, { "shared", shared },
 		{ "events", events }, { "cancelling", cancelling }, { "creating", creating },
+		{ "semantics", semantics },
 	};
 
 	return run_groups(argc, argv, groups, sizeof groups / sizeof *groups);

@@ -1,6 +1,6 @@
 //! What becomes of a connection when its network or its peer has a bad day: `c/traffic.c`, two processes that
 //! check every byte, in two namespaces whose wire is cut, made lossy or narrow; or whose programs are stopped
-//! and killed.
+//! and killed. And of messages in parts, which nobody sends again (`c/parted.c`).
 
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
@@ -11,11 +11,13 @@ use std::time::{Duration, Instant};
 use libtest_mimic::{Arguments, Trial};
 use rustix::process::Signal;
 use serde_json::Value;
+use uwarp_bottleneck::Shape;
+use uwarp_conformance::attacker::parted::{Parted, joined};
 use uwarp_conformance::check;
 use uwarp_conformance::dist::Dist;
-use uwarp_conformance::netns::{NetNs, Veth, listens};
+use uwarp_conformance::netns::{Far, NetNs, Veth, listens};
 use uwarp_conformance::process::{Cmd, Running};
-use uwarp_conformance::{Context, Failure, Outcome, cc, fail};
+use uwarp_conformance::{Context, Failure, Outcome, cc, fail, require};
 
 const PORT: u16 = 7471;
 /// Bounds a program that hangs.
@@ -29,7 +31,7 @@ fn main() -> ExitCode {
     let mut args = Arguments::from_args();
     // Mostly waiting, each in its own network.
     args.test_threads = Some(args.test_threads.unwrap_or(4));
-    let cases: [Case; 12] = [
+    let cases: [Case; 14] = [
         ("a_network_that_is_cut_for_good_ends_both_ends", cut_for_good),
         ("a_quiet_connection_hears_of_a_cut_network", cut_while_quiet),
         ("a_link_that_comes_back_costs_nothing", link_down),
@@ -42,6 +44,8 @@ fn main() -> ExitCode {
         ("a_server_that_is_killed_is_missed", || killed(true)),
         ("a_client_that_is_killed_is_missed", || killed(false)),
         ("undisturbed_traffic_is_whole", undisturbed),
+        ("messages_in_parts_come_whole_through_a_bad_path", parts_lost_and_late),
+        ("messages_in_parts_pass_where_the_path_is_shorter_than_the_interfaces", parts_that_are_too_long),
     ];
     let trials = cases.map(|(name, case)| Trial::test(name, move || Ok(case()?))).into();
     libtest_mimic::run(&args, trials).exit_code()
@@ -275,4 +279,65 @@ fn killed(server: bool) -> Outcome {
     let (victim, survivor) = if server { (one, other) } else { (other, one) };
     victim.signal(Signal::KILL)?;
     check::statements(&survivor.wait()?)
+}
+
+/// Nothing is lost on it, and no packet takes longer than this.
+const NEAR: Shape = Shape {
+    rate: None,
+    queue: 0,
+    delay: Duration::from_millis(1),
+    loss: 0,
+    late: 0,
+    lateness: Duration::from_millis(3),
+    twice: 0,
+    longest: None,
+};
+
+/// Two programs with datagrams at the ends of a path: who receives, and who sends.
+fn parted(far: &Far) -> Outcome<[Parted; 2]> {
+    static PROGRAM: OnceLock<Outcome<PathBuf>> = OnceLock::new();
+    let build = || cc::build("parted", &Path::new(env!("CARGO_TARGET_TMPDIR")).join("c-parted"));
+    let (program, dist) = (PROGRAM.get_or_init(build).clone()?, Dist::find()?);
+    let start = |ns: &NetNs, address: &str| Parted::start(&program, &dist, ns, address, 20_000);
+    Ok([start(&far.server, Veth::SERVER4)?, start(&far.client, Veth::CLIENT4)?])
+}
+
+/// Of 100 messages of three parts each, with 1 in 20 packets lost and 1 in 20 late, most come at the first
+/// time, none comes changed, and none goes in fragments of IP.
+fn parts_lost_and_late() -> Outcome {
+    let far = Far::new(1500, NEAR)?;
+    let [mut receiver, mut sender] = parted(&far)?;
+    sender.reaches(&mut receiver, 1)?;
+    // It is known by then that parts are taken.
+    std::thread::sleep(Duration::from_millis(300));
+    let before = joined(&far.server)?;
+    far.path.reshape([Shape { loss: 50, late: 50, twice: 20, ..NEAR }; 2]);
+    let mut tries = 0;
+    for seed in 2..102 {
+        tries += sender.reaches(&mut receiver, seed)?;
+    }
+    // One in seven is lost; whether the peer still takes parts is asked again meanwhile.
+    require!((101..200).contains(&tries), "{tries} tries for 100 messages");
+    let [there, _] = far.path.counts();
+    require!(there.lost > 0 && there.late > 0, "a good path: {there:?}");
+    let fragments = joined(&far.server)? - before;
+    require!(fragments == 0, "{fragments} messages came in fragments");
+    Ok(())
+}
+
+/// The interfaces take 9,000 bytes and the path 1,500, and nobody says so: what is longer is lost until the
+/// sender has found that shorter parts pass.
+fn parts_that_are_too_long() -> Outcome {
+    let far = Far::new(9000, Shape { longest: Some(1500), ..NEAR })?;
+    let [mut receiver, mut sender] = parted(&far)?;
+    sender.reaches(&mut receiver, 1)?;
+    let [there, _] = far.path.counts();
+    require!(there.too_long > 0, "nothing was too long: {there:?}");
+    for seed in 2..20 {
+        let tries = sender.reaches(&mut receiver, seed)?;
+        require!(tries == 1, "{tries} tries once it is known what passes");
+    }
+    require!(far.path.counts()[0].too_long == there.too_long, "longer packets were sent again");
+    require!(joined(&far.server)? == 0, "a message came in fragments");
+    Ok(())
 }

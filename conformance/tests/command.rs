@@ -229,6 +229,14 @@ fn event_loops_are_measured() {
         assert!(positive(&row["rate"]) && row["rounds"].as_array().unwrap().len() == 2, "{row}");
         assert_eq!(row.get("ratio").is_some(), !row["id"].as_str().unwrap().starts_with("tcp-sockets"));
     }
+    let output = uwarp(&format!("bench loops --netns --json {SHORT} --only tcp-one-16"));
+    let report = document(&output.limit(LIMIT).run_ok().unwrap());
+    let rows = report["figures"].as_array().unwrap();
+    assert_eq!(
+        rows.iter().map(|row| row["id"].as_str().unwrap()).collect::<Vec<_>>(),
+        ["tcp-sockets-16", "tcp-one-16"]
+    );
+    assert_eq!(rows[1]["target"], "at least 0.90");
 }
 
 /// By UCX's own program, over a link that is required.

@@ -6,6 +6,7 @@
 //! | [`datagrams`] | an exchange of reliable datagrams, and streams in it |
 //! | [`encode`] | frames, segments and messages as bytes, and a reader for what comes back |
 //! | [`numbers`] | what queue pairs say to each other that are brought up by number |
+//! | [`parted`] | `c/parted.c`: one datagram queue pair |
 //! | [`parts`] | parts of datagrams, and the question for them |
 //! | [`peer`] | one TCP connection of the attacker |
 //! | [`stranger`] | sockets of another user or of another host |
@@ -18,6 +19,7 @@ pub mod encode;
 pub mod lines;
 pub mod named;
 pub mod numbers;
+pub mod parted;
 pub mod parts;
 pub mod peer;
 pub mod stranger;

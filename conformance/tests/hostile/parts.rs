@@ -2,90 +2,14 @@
 //! all addresses, numbers and the Q_Key. Whatever it sends, an honest message arrives whole or not at all,
 //! another one gets through, nobody is answered with more bytes than it has sent, and memory is bounded.
 
-use std::process::Command;
 use std::time::Duration;
 
-use uwarp_conformance::attacker::lines::LineProcess;
+use uwarp_conformance::attacker::parted::{Parted, joined};
 use uwarp_conformance::attacker::parts::{Part, QKEY, answer, is_answer, question};
-use uwarp_conformance::attacker::peer::PATIENCE;
 use uwarp_conformance::attacker::stranger::Port;
-use uwarp_conformance::process::Cmd;
-use uwarp_conformance::{Context, Outcome, fail, require};
+use uwarp_conformance::{Context, Outcome, require};
 
 use crate::by_number::{PORTS, Stage};
-
-/// Bytes of an honest message: three packets of Ethernet.
-const SIZE: u32 = 4000;
-/// How often a message is sent that does not come: floods fill the victim's socket.
-const TRIES: u32 = 200;
-
-/// A program with a datagram queue pair.
-struct Parted {
-    lines: LineProcess,
-    qpn: u32,
-    address: String,
-}
-
-impl Parted {
-    fn start(stage: &Stage<'_>, end: usize) -> Outcome<Self> {
-        let (address, ns) = stage.hosts.ends()[end];
-        let mut command = Command::new("ip");
-        command.args(["netns", "exec", ns.name()]).arg(stage.program).arg(address);
-        command.env("LD_LIBRARY_PATH", stage.dist.lib());
-        // In memory there are no packets.
-        command.env("UWARP_LINK", "tcp").env("UWARP_PORT_RANGE", format!("{0}-{0}", PORTS[end]));
-        let mut lines = LineProcess::start("a program with datagrams", command)?;
-        let line = lines.expect("name ", PATIENCE)?;
-        let qpn = line[5..].parse().context("its number")?;
-        Ok(Self { lines, qpn, address: address.to_owned() })
-    }
-
-    /// Sends a message there until it has come.
-    fn reaches(&mut self, other: &mut Parted, seed: u32) -> Outcome {
-        for _ in 0..TRIES {
-            let line = format!("send {} {} {SIZE} {seed}", other.qpn, other.address);
-            self.lines.send_line(&line)?;
-            let done = self.lines.expect("done ", PATIENCE)?;
-            require!(done == "done 0", "{line}: {done}");
-            let came = other.lines.heard(Duration::from_millis(100))?;
-            if let Some(wrong) = came.iter().find(|line| line.starts_with("wrong")) {
-                fail!("a message that nobody sent: {wrong}");
-            }
-            if came.contains(&format!("received {SIZE} {seed}")) {
-                return Ok(());
-            }
-        }
-        fail!("of {TRIES} messages none has come");
-    }
-
-    /// Kilobytes in use.
-    fn resident(&self) -> Outcome<u64> {
-        let path = format!("/proc/{}/status", self.lines.pid());
-        let status = std::fs::read_to_string(&path).context(&path)?;
-        let line = status.lines().find_map(|line| line.strip_prefix("VmRSS:"));
-        let kib = line.and_then(|rest| rest.split_whitespace().next()?.parse().ok());
-        kib.map_or_else(|| fail!("no VmRSS in {path}"), Ok)
-    }
-}
-
-/// Datagrams whose fragments the victim's system has joined.
-fn joined(stage: &Stage<'_>) -> Outcome<u64> {
-    let netstat = Cmd::line("cat /proc/net/snmp").in_ns(Some(stage.hosts.ends()[0].1)).run_ok()?.stdout;
-    let mut lines = netstat.lines().filter(|line| line.starts_with("Ip: "));
-    let (Some(names), Some(values)) = (lines.next(), lines.next()) else { fail!("{netstat}") };
-    let at = names.split(' ').position(|name| name == "ReasmOKs");
-    let value = at.and_then(|at| values.split(' ').nth(at)?.parse().ok());
-    value.map_or_else(|| fail!("no ReasmOKs\n{netstat}"), Ok)
-}
-
-/// The process's word of what nobody got.
-fn dropped(stage: &Stage<'_>, victim: &Parted, what: &str) -> Outcome<u64> {
-    let line = format!("stat --json --pid {}", victim.lines.pid());
-    let out = Cmd::new(stage.dist.uwarp()?).args(&line).in_ns(Some(stage.hosts.ends()[0].1)).run_ok()?;
-    let document: serde_json::Value = serde_json::from_str(&out.stdout).context("uwarp stat")?;
-    let found = document["processes"][0]["unclaimed"][what].as_u64();
-    found.map_or_else(|| fail!("no {what}: {}", out.stdout), Ok)
-}
 
 /// All datagrams that have come back: their bytes, and how many answers are among them.
 fn came_back(own: &Port, token: u64) -> Outcome<(usize, usize)> {
@@ -100,14 +24,19 @@ fn came_back(own: &Port, token: u64) -> Outcome<(usize, usize)> {
 
 /// Runs every attack, each beside honest messages.
 pub fn parts_of_a_stranger(stage: &mut Stage<'_>) -> Outcome {
-    let (mut victim, mut honest) = (Parted::start(stage, 0)?, Parted::start(stage, 1)?);
+    let start = |end: usize| {
+        let (address, ns) = stage.hosts.ends()[end];
+        Parted::start(stage.program, stage.dist, ns, address, PORTS[end])
+    };
+    let (mut victim, mut honest) = (start(0)?, start(1)?);
+    let victims_host = stage.hosts.ends()[0].1;
     let is_far = victim.address != honest.address;
     // As fragments, until it is known that parts are taken.
     honest.reaches(&mut victim, 1)?;
     std::thread::sleep(Duration::from_millis(300));
-    let before = joined(stage)?;
+    let before = joined(victims_host)?;
     honest.reaches(&mut victim, 2)?;
-    require!(joined(stage)? == before, "the message did not come in parts");
+    require!(joined(victims_host)? == before, "the message did not come in parts");
     require!(!is_far || before > 0, "the first one came in parts, or in one packet");
 
     let at = stage.hosts.ends()[2].0.to_owned();
@@ -118,8 +47,8 @@ pub fn parts_of_a_stranger(stage: &mut Stage<'_>) -> Outcome {
         own.nonsense(round, &victim, &honest)?;
         honest.reaches(&mut victim, 10 + round)?;
     }
-    require!(dropped(stage, &victim, "incomplete")? > 0, "no beginning was dropped");
-    require!(dropped(stage, &victim, "spoofed")? > 0, "nothing was false");
+    require!(victim.dropped(stage.dist, victims_host, "incomplete")? > 0, "no beginning was dropped");
+    require!(victim.dropped(stage.dist, victims_host, "spoofed")? > 0, "nothing was false");
     let (back, _) = came_back(&own.own, 0)?;
     require!(back == 0, "{back} bytes came back for parts");
 
@@ -134,9 +63,9 @@ pub fn parts_of_a_stranger(stage: &mut Stage<'_>) -> Outcome {
     let after = victim.resident()?;
     require!(after < before + 4096, "{before} KiB before the second flood, {after} after it");
     // The honest one is still known to take parts.
-    let fragments = joined(stage)?;
+    let fragments = joined(victims_host)?;
     honest.reaches(&mut victim, 103)?;
-    require!(joined(stage)? == fragments, "the honest one has gone back to fragments");
+    require!(joined(victims_host)? == fragments, "the honest one has gone back to fragments");
     Ok(())
 }
 
@@ -148,8 +77,7 @@ struct Attacker {
 
 impl Attacker {
     fn say(&self, to: &Parted, datagram: &[u8]) -> Outcome {
-        let port = (to.qpn >> 8) as u16;
-        self.own.udp.send_to(datagram, (to.address.as_str(), port)).map(drop).context("sending")
+        self.own.udp.send_to(datagram, (to.address.as_str(), to.port())).map(drop).context("sending")
     }
 
     /// The first part of a message of four.

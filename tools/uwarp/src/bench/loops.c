@@ -1,7 +1,8 @@
 /* A server that is one event loop, and a client that has all connections in one event loop, too: on each it
- * keeps one request in flight. Both are processes of their own on 127.0.0.1.
+ * keeps one request in flight. Both are processes of their own, on 127.0.0.1 or in two network namespaces, whose files are
+ * named, and the server's address.
  *
- *	loops tcp|send|write one|many CONNECTIONS BYTES SECONDS
+ *	loops tcp|send|write one|many CONNECTIONS BYTES SECONDS [ADDRESS SERVERS CLIENTS]
  *
  * Over a TCP socket for each connection; or over queue pairs, with requests by Send, and replies by Send or by
  * Write with immediate data, and one completion channel for all or one for each. Each end prints a line:
@@ -14,6 +15,7 @@
 #include <linux/perf_event.h>
 #include <netinet/tcp.h>
 #include <rdma/rdma_cma.h>
+#include <sched.h>
 #include <stdbool.h>
 #include <stdint.h>
 #include <stdio.h>
@@ -38,6 +40,7 @@ struct request {
 };
 
 static int count, size, epfd, counter = -1, ports[2];
+static const char *address = "127.0.0.1";
 static bool many, server, over, by_write;
 static double seconds, began;
 static struct rusage before;
@@ -125,8 +128,9 @@ static void tell_port(const void *at)
 
 static struct sockaddr_in told_port(void)
 {
-	struct sockaddr_in at = { .sin_family = AF_INET, .sin_addr.s_addr = htonl(INADDR_LOOPBACK) };
+	struct sockaddr_in at = { .sin_family = AF_INET };
 
+	MUST(inet_pton(AF_INET, address, &at.sin_addr) == 1);
 	if (!server)
 		MUST(read(ports[0], &at.sin_port, sizeof at.sin_port) == sizeof at.sin_port);
 	return at;
@@ -353,12 +357,19 @@ static void verbs(void)
 	loop(verbs_ready);
 }
 
+static void enter(const char *namespace)
+{
+	int fd = open(namespace, O_RDONLY | O_CLOEXEC);
+
+	MUST(fd >= 0 && setns(fd, CLONE_NEWNET) == 0 && close(fd) == 0);
+}
+
 int main(int argc, char **argv)
 {
 	int status = 0;
 	pid_t child;
 
-	MUST(argc == 6);
+	MUST(argc == 6 || argc == 9);
 	by_write = strcmp(argv[1], "write") == 0;
 	many = strcmp(argv[2], "many") == 0;
 	count = atoi(argv[3]);
@@ -382,6 +393,10 @@ int main(int argc, char **argv)
 			MUST(waitpid(client, &status, 0) == client && waitpid(child, &other, 0) == child);
 			return status || other;
 		}
+	}
+	if (argc == 9) {
+		address = argv[6];
+		enter(argv[server ? 7 : 8]);
 	}
 	count_calls();
 	MUST((epfd = epoll_create1(EPOLL_CLOEXEC)) >= 0);

@@ -10,6 +10,7 @@ use std::process::Command;
 use comfy_table::Table;
 use serde::Serialize;
 
+use super::ends::{Ends, Place};
 use super::machine::Machine;
 use super::mpi::Scratch;
 use super::progress;
@@ -22,9 +23,10 @@ const SOURCE: &str = include_str!("loops.c");
 /// Bytes of a request, and of a reply.
 const SIZE: u32 = 256;
 const CONNECTIONS: [u32; 4] = [1, 16, 128, 256];
-/// What the project wants beside raw TCP through memory, by the number of connections. Printed, never
-/// asserted.
+/// What the project wants beside raw TCP through memory, by the number of connections; and between two hosts.
+/// Printed, never asserted.
 const TARGETS: [&str; 4] = ["at least 1.50", "at least 1.00", "at least 1.30", "-"];
+const BETWEEN_HOSTS: &str = "at least 0.90";
 
 /// How requests and replies go.
 struct Way {
@@ -95,15 +97,18 @@ struct Row {
     rounds: Vec<Run>,
 }
 
-pub fn run(args: &BenchArgs) -> Result<bool> {
-    if args.netns || args.pin != BenchPin::Spinning || args.plot.is_some() {
-        return Err(Failure::new("--netns, --mtu, --pin and --plot are for other figures, not for loops"));
+pub fn run(args: &BenchArgs, place: Place) -> Result<bool> {
+    if args.pin != BenchPin::Spinning || args.plot.is_some() {
+        return Err(Failure::new("--pin and --plot are for other figures, not for loops"));
     }
     let library = libdir::find().map_err(|reason| Failure(reason.to_string()))?;
     let (seconds, rounds) = if args.quick { (0.6, 3) } else { (4.5, 9) };
     let (seconds, rounds) = (args.seconds.unwrap_or(seconds), args.rounds.unwrap_or(rounds));
+    // Nothing is shared between namespaces of the network.
+    let ways: Vec<&Way> =
+        WAYS.iter().filter(|way| place == Place::Loopback || way.link != "memory").collect();
     let all: Vec<(usize, &Way, String)> = (0..CONNECTIONS.len())
-        .flat_map(|at| WAYS.iter().map(move |way| (at, way, format!("{}-{}", way.id, CONNECTIONS[at]))))
+        .flat_map(|at| ways.iter().map(move |way| (at, *way, format!("{}-{}", way.id, CONNECTIONS[at]))))
         .collect();
     let wanted = |id: &str| args.only.is_empty() || args.only.iter().any(|only| id.starts_with(only));
     if !all.iter().any(|(.., id)| wanted(id)) {
@@ -113,26 +118,28 @@ pub fn run(args: &BenchArgs) -> Result<bool> {
     let mut machine = Machine::look();
     let directory = Scratch::new("loops")?;
     let program = compile(directory.path())?;
+    let namespaces = Namespaces::new(place)?;
     let bar = progress(u64::from(rounds) * all.len() as u64);
     let mut rows = Vec::new();
     for (at, connections) in CONNECTIONS.into_iter().enumerate() {
         // Raw TCP is measured beside each.
         let some = |way: &&Way| wanted(&format!("{}-{connections}", way.id));
-        let beside: Vec<&Way> = WAYS[1..].iter().filter(some).collect();
-        if beside.is_empty() && !some(&&WAYS[0]) {
+        let beside: Vec<&Way> = ways[1..].iter().copied().filter(some).collect();
+        if beside.is_empty() && !some(&ways[0]) {
             continue;
         }
-        let ways: Vec<&Way> = WAYS[..1].iter().chain(beside).collect();
+        let ways: Vec<&Way> = ways[..1].iter().copied().chain(beside).collect();
         let mut runs = vec![Vec::new(); ways.len()];
         for _ in 0..rounds {
             for (way, runs) in ways.iter().zip(&mut runs) {
                 bar.set_message(format!("{} connections: {}", connections, way.title));
-                runs.push(measure(&program, &library, way, connections, seconds / f64::from(rounds))?);
+                let ends = [&program, &library].map(PathBuf::as_path);
+                runs.push(measure(ends, &namespaces, way, connections, seconds / f64::from(rounds))?);
                 bar.inc(1);
             }
         }
         let raw = runs[0].clone();
-        rows.extend(ways.iter().zip(runs).map(|(way, runs)| row(way, at, runs, &raw)));
+        rows.extend(ways.iter().zip(runs).map(|(way, runs)| row(way, (at, place), runs, &raw)));
     }
     bar.finish_and_clear();
     machine.look_again();
@@ -172,11 +179,38 @@ fn compile(directory: &Path) -> Result<PathBuf> {
     }
 }
 
-fn measure(program: &Path, library: &Path, way: &Way, connections: u32, seconds: f64) -> Result<Run> {
+/// Where the two ends run, if not where this process does.
+struct Namespaces(Option<(Ends, [String; 3])>);
+
+impl Namespaces {
+    fn new(place: Place) -> Result<Self> {
+        if place == Place::Loopback {
+            return Ok(Self(None));
+        }
+        let ends = Ends::unconnected(place)?;
+        let [client, server] = ends.processes().map(|process| format!("/proc/{process}/ns/net"));
+        let words = [ends.address().to_string(), server, client];
+        Ok(Self(Some((ends, words))))
+    }
+
+    /// What the program is told of them.
+    fn words(&self) -> &[String] {
+        self.0.as_ref().map_or(&[], |(_, words)| words)
+    }
+}
+
+fn measure(
+    [program, library]: [&Path; 2],
+    namespaces: &Namespaces,
+    way: &Way,
+    connections: u32,
+    seconds: f64,
+) -> Result<Run> {
     let failed = |why: &dyn Display| Failure(format!("{}, {connections} connections: {why}", way.title));
     let out = Command::new(program)
         .args([way.carrier, way.channels, &connections.to_string(), &SIZE.to_string()])
         .arg(seconds.to_string())
+        .args(namespaces.words())
         .env("LD_LIBRARY_PATH", library)
         .env("UWARP_LINK", way.link)
         .output()
@@ -197,7 +231,7 @@ fn end(line: &str) -> Option<End> {
     (requests > 0.0).then_some(End { requests, seconds, processor, sleeps, calls })
 }
 
-fn row(way: &Way, at: usize, rounds: Vec<Run>, raw: &[Run]) -> Row {
+fn row(way: &Way, (at, place): (usize, Place), rounds: Vec<Run>, raw: &[Run]) -> Row {
     let rates: Vec<f64> = rounds.iter().map(Run::rate).collect();
     let ratios: Vec<f64> = rounds.iter().zip(raw).map(|(run, raw)| run.rate() / raw.rate()).collect();
     let (least, most) = (ratios.iter().copied().reduce(f64::min), ratios.iter().copied().reduce(f64::max));
@@ -210,8 +244,12 @@ fn row(way: &Way, at: usize, rounds: Vec<Run>, raw: &[Run]) -> Row {
         connections,
         rate: median(&rates).unwrap_or_default(),
         ratio,
-        // Over TCP there is one across a wire.
-        target: if way.link == "memory" { TARGETS[at] } else { "-" },
+        target: match place {
+            _ if is_raw => "-",
+            Place::Namespaces { .. } => BETWEEN_HOSTS,
+            Place::Loopback if way.link == "memory" => TARGETS[at],
+            Place::Loopback => "-",
+        },
         rounds,
     }
 }
@@ -268,8 +306,8 @@ mod tests {
             Run { client: end, server: end }
         };
         let raw = [run(10.0), run(100.0), run(10.0)];
-        let row = row(&WAYS[1], 2, vec![run(20.0), run(200.0), run(30.0)], &raw);
+        let row = row(&WAYS[1], (2, Place::Loopback), vec![run(20.0), run(200.0), run(30.0)], &raw);
         assert_eq!((row.rate, row.ratio, row.target), (30.0, Some([2.0, 2.0, 3.0]), "at least 1.30"));
-        assert_eq!(super::row(&WAYS[0], 2, raw.to_vec(), &raw).ratio, None);
+        assert_eq!(super::row(&WAYS[0], (2, Place::Loopback), raw.to_vec(), &raw).ratio, None);
     }
 }

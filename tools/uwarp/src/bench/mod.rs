@@ -76,7 +76,7 @@ pub fn run(args: &BenchArgs) -> ExitCode {
     }
     let measured = match args.what {
         BenchWhat::Memory if args.peers.is_some() => place(args).and_then(|place| peers::run(args, place)),
-        BenchWhat::Loops => loops::run(args),
+        BenchWhat::Loops => place(args).and_then(|place| loops::run(args, place)),
         BenchWhat::Sharing => sharing::run(args),
         BenchWhat::Instructions => place(args).and_then(|place| instructions::run(args, place)),
         BenchWhat::Ucx => place(args).and_then(|place| ucx::run(args, place)),

@@ -52,7 +52,7 @@ const fn item(id: &'static str, title: &'static str, each: u64, how: How) -> Ite
     Item { id, title, how, each }
 }
 
-const ITEMS: [Item; 12] = [
+const ITEMS: [Item; 15] = [
     item("empty-poll", "ibv_poll_cq that finds nothing", 1, How::Steps(Counted::EmptyPolls)),
     item("send-64", "64 B Send, its completion, its receipt", 2, How::Steps(Counted::Message { size: 64 })),
     item("send-4k", "4 KiB Send, likewise", 2, How::Steps(Counted::Message { size: 4096 })),
@@ -69,6 +69,14 @@ const ITEMS: [Item; 12] = [
         2,
         How::Sockets(Carrier::Libc, Some("rsockets:all")),
     ),
+    item(
+        "upgraded-64",
+        "64 B by send and recv, upgraded in place",
+        2,
+        How::Sockets(Carrier::Libc, Some("upgrade:all")),
+    ),
+    item("iwarp-mode-64", "64 B in IWARP_MODE, send and recv", 2, How::Sockets(Carrier::IwarpMode, None)),
+    item("descriptors-64", "64 B in IWARP_MODE, descriptors", 2, How::Sockets(Carrier::Descriptors, None)),
     item("plain-64", "64 B by send and recv, passing through", 2, How::Sockets(Carrier::Libc, Some(""))),
 ];
 
@@ -87,7 +95,10 @@ impl How {
         match self {
             Self::Steps(Counted::Datagram) if matches!(place, Place::Loopback) => &[Link::Udp, Link::Memory],
             Self::Steps(Counted::Datagram | Counted::Reliable) => &[Link::Udp],
-            Self::Sockets(_, Some("")) => &[Link::Tcp],
+            // IWARP_MODE knows no other link.
+            Self::Sockets(_, Some("")) | Self::Sockets(Carrier::IwarpMode | Carrier::Descriptors, _) => {
+                &[Link::Tcp]
+            }
             _ if matches!(place, Place::Loopback) => &[Link::Tcp, Link::Memory],
             _ => &[Link::Tcp],
         }
