@@ -320,10 +320,10 @@ fn main() -> ExitCode {
     conclusion.exit_code()
 }
 
-/// Connections upgraded in place. Where a rule requires reliable datagrams they stay TCP.
+/// Connections upgraded in place. Where a rule requires memory or reliable datagrams they stay TCP.
 fn upgraded(programs: &Arc<Programs>) -> Vec<Trial> {
-    let by_rd: (_, _, _, _, &[&str]) = ("upgrade", "integrity", "-", "upgrade", &["UWARP_LINK=rd"]);
-    let rows = UPGRADE.into_iter().chain([by_rd]);
+    let by = |rule| ("upgrade", "integrity", "-", "upgrade", rule);
+    let rows = UPGRADE.into_iter().chain([by(&["UWARP_LINK=rd"][..]), by(&["UWARP_LINK=memory"])]);
     rows.map(|(program, group, address, rule, env)| {
         let programs = programs.clone();
         let set: String = env.iter().filter(|name| name.contains('=')).map(|set| format!(" {set}")).collect();

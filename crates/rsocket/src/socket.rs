@@ -230,9 +230,9 @@ impl Socket {
     /// Makes all that [`Self::take_over`] needs, so that it does not fail for want of memory or descriptors.
     /// As long as that has not been called, the connection is the caller's alone.
     ///
-    /// `OPNOTSUPP`: a rule of `UWARP_LINK` requires reliable datagrams for it, and it is TCP's.
+    /// `OPNOTSUPP`: a rule of `UWARP_LINK` requires another link for it, and it is TCP's.
     pub fn prepare_to_take_over(&self, tcp: BorrowedFd<'_>, role: Role) -> Result<(), Errno> {
-        if requires_datagrams(tcp, role) {
+        if requires_another_link(tcp, role) {
             return Err(Errno::OPNOTSUPP);
         }
         let mut inner = self.inner.lock();
@@ -729,12 +729,12 @@ impl Source for Keepalive {
     }
 }
 
-/// Whether the stream of this TCP connection would have to go by reliable datagrams.
-fn requires_datagrams(tcp: BorrowedFd<'_>, role: Role) -> bool {
+/// Whether the stream of this TCP connection would have to go by memory or by reliable datagrams.
+fn requires_another_link(tcp: BorrowedFd<'_>, role: Role) -> bool {
     let [Some(own), Some(peer)] = route::addresses(tcp) else { return false };
     // Who accepted the connection initiates the stream.
     let port = if role == Role::Initiator { own.port() } else { peer.port() };
-    Config::get().links.choose(peer.ip(), port) == LinkChoice::Rd
+    matches!(Config::get().links.choose(peer.ip(), port), LinkChoice::Memory | LinkChoice::Rd)
 }
 
 /// Gives an id the options that concern it.

@@ -23,8 +23,8 @@ pub enum Why {
     Vetoed,
     /// There is no descriptor, memory or thread for a stream.
     NoRoom,
-    /// A rule of `UWARP_LINK` says that it goes by reliable datagrams.
-    Datagrams,
+    /// A rule of `UWARP_LINK` says that it goes by memory or by reliable datagrams.
+    OtherLink,
     /// The UDP port of the connection's number is not to be had.
     NoUdpPort,
     /// Another process has the name of the connection.
@@ -55,8 +55,9 @@ impl Why {
                  docs/sockets.md) before both ends had agreed"
             }
             Self::NoRoom => "no descriptor, memory or thread is left for a stream",
-            Self::Datagrams => {
-                "UWARP_LINK requires reliable datagrams for it, and what has begun as TCP cannot go that way"
+            Self::OtherLink => {
+                "UWARP_LINK requires memory or reliable datagrams for it, and what has begun as TCP cannot \
+                 go that way"
             }
             Self::NoUdpPort => "the UDP port with the number of its TCP port is in use",
             Self::NoName => "another process has the Unix socket with the name of this connection",

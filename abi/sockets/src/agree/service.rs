@@ -642,7 +642,7 @@ fn replace(conn: &Arc<Conn>, calls: &Rsockets, number: c_int, pattern: Pattern) 
     let initiates = c_int::from(conn.agreement.lock().role() == Role::Accepted);
     if let Err(errno) = calls.prepare(number, &take_over { fd: tcp, initiates }) {
         if errno == libc::EOPNOTSUPP {
-            conn.agreement.lock().cannot(Why::Datagrams);
+            conn.agreement.lock().cannot(Why::OtherLink);
         }
         return undo();
     }

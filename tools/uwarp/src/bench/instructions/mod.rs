@@ -95,10 +95,9 @@ impl How {
         match self {
             Self::Steps(Counted::Datagram) if matches!(place, Place::Loopback) => &[Link::Udp, Link::Memory],
             Self::Steps(Counted::Datagram | Counted::Reliable) => &[Link::Udp],
-            // IWARP_MODE knows no other link.
-            Self::Sockets(_, Some("")) | Self::Sockets(Carrier::IwarpMode | Carrier::Descriptors, _) => {
-                &[Link::Tcp]
-            }
+            // IWARP_MODE and connections that began as TCP know no other link.
+            Self::Sockets(_, Some("" | "upgrade:all"))
+            | Self::Sockets(Carrier::IwarpMode | Carrier::Descriptors, _) => &[Link::Tcp],
             _ if matches!(place, Place::Loopback) => &[Link::Tcp, Link::Memory],
             _ => &[Link::Tcp],
         }
