@@ -76,7 +76,8 @@ enum uwarpdv_msg_order {
 	/* Each message from one queue pair to another is delivered after those that were posted before it. */
 	UWARPDV_ORDER_ALL = 1 << 0,
 	/* The same of two kinds of operations: R is a read, W a write, S a send; the first behind the second. These are the
-	 * words of rdma-core's enum ibv_qp_msg_order (a branch of August 2026). Any of them makes a queue pair ordered. */
+	 * words of rdma-core's enum ibv_qp_msg_order (a branch of August 2026). Any of them makes a queue pair ordered. The place
+	 * of a Send is that of its completion. */
 	UWARPDV_ORDER_ATOMIC_RAR = 1 << 1,
 	UWARPDV_ORDER_ATOMIC_RAW = 1 << 2,
 	UWARPDV_ORDER_ATOMIC_WAR = 1 << 3,

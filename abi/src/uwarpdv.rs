@@ -260,8 +260,10 @@ entry! {
         let out = required(semantics, "semantics")?.cast::<u8>();
         let (room, known) = (inlen as usize, size_of::<uwarpdv_qp_semantics>());
         let own = semantics_of(driver_qp_type, room)?;
-        ptr::copy_nonoverlapping((&raw const own).cast::<u8>(), out, room.min(known));
-        out.add(room.min(known)).write_bytes(0, room.saturating_sub(known));
+        // Whole members only.
+        let len = room.min(known) / size_of::<u32>() * size_of::<u32>();
+        ptr::copy_nonoverlapping((&raw const own).cast::<u8>(), out, len);
+        out.add(len).write_bytes(0, room.saturating_sub(known));
         Ok(())
     }
 

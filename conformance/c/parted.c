@@ -3,8 +3,8 @@
  *	parted ADDRESS		commands on standard input
  *
  * "send QPN ADDRESS SIZE SEED" sends SIZE bytes that follow from SEED, and is answered with "done STATUS" when the
- * Send has completed. It prints "name QPN" first, and for each message that comes "received SIZE SEED", or "wrong SIZE"
- * if its bytes do not follow from the first four of them. */
+ * Send has completed. It prints "name QPN" first, and for each message that comes "received SIZE SEED", or "FAIL"
+ * if its bytes do not follow from the first four of them: nobody has sent it. */
 #include "datagrams.h"
 
 #include <arpa/inet.h>
@@ -88,7 +88,7 @@ static void completions(void)
 		if (size >= 4 && at == size)
 			printf("received %u %u\n", size, seed);
 		else
-			printf("wrong %u\n", size);
+			printf("FAIL a message of %u bytes that nobody has sent\n", size);
 		receive(&end, (int)wc.wr_id);
 	}
 }

@@ -625,7 +625,7 @@ static void semantics(void)
 	}
 	/* Shorter and longer structures, of other versions. */
 	memset(&said, 0xee, sizeof said);
-	check_errno(query(ctx, UWARPDV_QPT_RD, &said, 12), 0, "a shorter structure");
+	check_errno(query(ctx, UWARPDV_QPT_RD, &said, 14), 0, "a shorter structure");
 	check(said.comp_mask == 3 && said.max_rdma_raw_size == INT32_MAX && said.max_rdma_war_size == 0xeeeeeeee,
 	      "has as many members as it has room for", "%#x, %#x", said.comp_mask, said.max_rdma_war_size);
 	memset(&longer, 0xee, sizeof longer);

@@ -92,21 +92,21 @@ impl LineProcess {
         format!("{} closed its output and still runs", self.name)
     }
 
-    /// What it says within this time.
-    pub fn heard(&mut self, time: Duration) -> Outcome<Vec<String>> {
+    /// Whether it says this within this time. Other lines that come until then are dropped.
+    pub fn says(&mut self, wanted: &str, time: Duration) -> Outcome<bool> {
         let deadline = Instant::now() + time;
-        let mut lines: Vec<_> = self.early.drain(..).collect();
-        // Once it has said something, no more than what is there.
-        while let Ok(line) = self.lines.recv_timeout(match lines.is_empty() {
-            true => deadline.saturating_duration_since(Instant::now()),
-            false => Duration::ZERO,
-        }) {
+        if self.early.drain(..).any(|line| line == wanted) {
+            return Ok(true);
+        }
+        while let Ok(line) = self.lines.recv_timeout(deadline.saturating_duration_since(Instant::now())) {
             if line.starts_with("FAIL") {
                 fail!("{} says: {line}", self.name);
             }
-            lines.push(line);
+            if line == wanted {
+                return Ok(true);
+            }
         }
-        Ok(lines)
+        Ok(false)
     }
 
     /// The next line that begins with `start`; others are kept.

@@ -13,8 +13,9 @@ use crate::{Context, Outcome, fail, require};
 
 /// Bytes of a message: three packets of Ethernet.
 const SIZE: u32 = 4000;
-/// How often a message is sent that does not come.
+/// How often a message is sent that does not come, and how long it has each time.
 const TRIES: u32 = 200;
+const PAUSE: Duration = Duration::from_millis(200);
 
 /// It.
 #[derive(Debug)]
@@ -52,15 +53,26 @@ impl Parted {
             self.lines.send_line(&line)?;
             let done = self.lines.expect("done ", PATIENCE)?;
             require!(done == "done 0", "{line}: {done}");
-            let came = other.lines.heard(Duration::from_millis(100))?;
-            if let Some(wrong) = came.iter().find(|line| line.starts_with("wrong")) {
-                fail!("a message that nobody sent: {wrong}");
-            }
-            if came.contains(&format!("received {SIZE} {seed}")) {
+            if other.lines.says(&format!("received {SIZE} {seed}"), PAUSE)? {
                 return Ok(tries);
             }
         }
         fail!("of {TRIES} messages none has come");
+    }
+
+    /// The first message goes there in fragments. Returns when messages go in parts.
+    pub fn learns(&mut self, other: &mut Parted, ns: &NetNs) -> Outcome {
+        self.reaches(other, 1)?;
+        require!(joined(ns)? > 0, "the first message came in parts, or in one packet");
+        for seed in 2..TRIES {
+            let before = joined(ns)?;
+            self.reaches(other, seed)?;
+            if joined(ns)? == before {
+                return Ok(());
+            }
+            std::thread::sleep(Duration::from_millis(20));
+        }
+        fail!("no message came in parts")
     }
 
     /// Kilobytes in use.

@@ -24,10 +24,11 @@ impl Linked {
 
     /// A row has run. One that failed shows what the library has logged.
     pub fn row(&self, case: &Case, topology: Topology, result: Outcome) -> Outcome {
-        let (links, logged) = self.log.take()?;
+        let said = self.log.take();
         if let Err(why) = result {
-            fail!("{why}{logged}");
+            fail!("{why}{}", said.map_or_else(|why| why.0, |(_, logged)| logged));
         }
+        let (links, _) = said?;
         self.sum.lock().unwrap_or_else(|e| e.into_inner()).add(&links);
         let is_local = matches!(topology, Topology::Loopback4 | Topology::Loopback6);
         match self.link.as_deref() {

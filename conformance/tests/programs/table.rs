@@ -88,8 +88,8 @@ const SIZES: [(u32, usize); 6] = [(20, 26), (20, 64), (20, 1023), (20, 1461), (2
 /// so `-a` takes 6 to 20 seconds of processor time, and other rows 1; `ib_write_lat`, whose ends spin on
 /// memory, takes 40. Every size is tried by `ib_send_bw -a` on loopback; each operation, each manner and each
 /// place with fewer sizes. qperf takes a second for each of its tests at both ends, and has no size that
-/// other rows lack between namespaces. `-D` keeps both ends' processors busy for its time: one place is
-/// enough where the link does not depend on it.
+/// other rows lack between namespaces. `-D` keeps both ends' processors busy for its time: it is tried once
+/// for Sends, once for Writes, and once for each link.
 pub const LONG: [(&str, &str, &[Topology]); 19] = [
     ("ib_send_lat", "-a -n 20", &[Loopback4, Veth1500V4]),
     ("ib_write_lat", "-a -n 20", &[Loopback4, Veth9000V4]),

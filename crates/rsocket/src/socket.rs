@@ -232,7 +232,7 @@ impl Socket {
     ///
     /// `OPNOTSUPP`: a rule of `UWARP_LINK` requires another link for it, and it is TCP's.
     pub fn prepare_to_take_over(&self, tcp: BorrowedFd<'_>, role: Role) -> Result<(), Errno> {
-        if requires_another_link(tcp, role) {
+        if requires_another_link(tcp) {
             return Err(Errno::OPNOTSUPP);
         }
         let mut inner = self.inner.lock();
@@ -729,12 +729,13 @@ impl Source for Keepalive {
     }
 }
 
-/// Whether the stream of this TCP connection would have to go by memory or by reliable datagrams.
-fn requires_another_link(tcp: BorrowedFd<'_>, role: Role) -> bool {
+/// Whether the stream of this TCP connection may have to go by memory or by reliable datagrams, whichever of
+/// its two ports a rule names: the end that listened begins the stream.
+fn requires_another_link(tcp: BorrowedFd<'_>) -> bool {
     let [Some(own), Some(peer)] = route::addresses(tcp) else { return false };
-    // Who accepted the connection initiates the stream.
-    let port = if role == Role::Initiator { own.port() } else { peer.port() };
-    matches!(Config::get().links.choose(peer.ip(), port), LinkChoice::Memory | LinkChoice::Rd)
+    let links = &Config::get().links;
+    let requires = |port| matches!(links.choose(peer.ip(), port), LinkChoice::Memory | LinkChoice::Rd);
+    requires(own.port()) || requires(peer.port())
 }
 
 /// Gives an id the options that concern it.

@@ -290,7 +290,8 @@ impl IncomingMessages {
             Some(Before::Message(before)) if self.has_ended(before) => true,
             Some(Before::Message(before)) => {
                 let before = self.records.get(&before);
-                record.is_send && before.is_some_and(|before| before.has_receive)
+                // (A Write has a receive for its immediate data alone.)
+                record.is_send && before.is_some_and(|before| before.is_send && before.has_receive)
             }
         };
         // The first segment has the Q_Key and the rights to memory. A Send only writes into its own receive;

@@ -379,8 +379,6 @@ int main(int argc, char **argv)
 	MUST(space = calloc(2 * (size_t)count, (size_t)size));
 	MUST(pipe2(ports, O_CLOEXEC) == 0);
 	MUST((child = fork()) >= 0);
-	/* Nobody waits for an end that hangs. */
-	alarm((unsigned int)seconds + 30);
 	server = child == 0;
 	if (!server) {
 		/* This process waits for both. */
@@ -390,6 +388,7 @@ int main(int argc, char **argv)
 		if (client) {
 			int other;
 
+			close(ports[1]);
 			MUST(waitpid(client, &status, 0) == client && waitpid(child, &other, 0) == child);
 			return status || other;
 		}
@@ -398,6 +397,9 @@ int main(int argc, char **argv)
 		address = argv[6];
 		enter(argv[server ? 7 : 8]);
 	}
+	/* Nobody waits for an end that hangs, or for the port of one that has failed. */
+	alarm((unsigned int)seconds + 30);
+	MUST(server || close(ports[1]) == 0);
 	count_calls();
 	MUST((epfd = epoll_create1(EPOLL_CLOEXEC)) >= 0);
 	(strcmp(argv[1], "tcp") ? verbs : tcp)();

@@ -356,7 +356,7 @@ fn free_port() -> std::io::Result<u16> {
 fn figure(test: &Test, said: &str) -> Option<f64> {
     let line = said.lines().map(str::trim).rfind(|line| line.starts_with(|c: char| c.is_ascii_digit()))?;
     let values: Option<Vec<f64>> = line.split(',').map(|value| value.trim().parse().ok()).collect();
-    let [_, percentile, _, _, bandwidth, ..] = values?[..] else { return None };
+    let [_, percentile, _, _, _, bandwidth, ..] = values?[..] else { return None };
     Some(if test.is_latency() { percentile } else { bandwidth * f64::from(1 << 20) / 1e9 })
 }
 
@@ -407,7 +407,7 @@ mod tests {
 
     const SAID: &str = "\
         iterations,99.0_percentile_lat,avg_lat,overall_lat,avg_bw,overall_bw,avg_mr,overall_mr\n\
-                        \x20500,1.266,0.900,0.900,2048.00,8.48,1111656,1111656\n";
+                        \x20500,1.266,0.900,0.900,8.48,2048.00,1111656,1111656\n";
 
     #[test]
     fn the_line_of_figures_is_read() {
