@@ -7,32 +7,10 @@
  * "send TEXT", "reset" (and INIT). Numbers are decimal. It prints "name QPN" first, then "sent STATUS" and
  * "received TEXT" when they complete. Two receives are posted after each reset. */
 #include "ends.h"
+#include "told.h"
 
 static struct end end;
 static uint8_t sgid_index;
-
-static void gid_of(const char *text, union ibv_gid *gid)
-{
-	memset(gid, 0, sizeof *gid);
-	if (inet_pton(AF_INET6, text, gid->raw) == 1)
-		return;
-	gid->raw[10] = gid->raw[11] = 0xff;
-	MUST(inet_pton(AF_INET, text, gid->raw + 12) == 1);
-}
-
-static void find_gid(const char *text)
-{
-	union ibv_gid own, gid;
-
-	gid_of(text, &own);
-	for (int n = 0; ibv_query_gid(context, 1, n, &gid) == 0; n++) {
-		if (!memcmp(&gid, &own, sizeof gid)) {
-			sgid_index = (uint8_t)n;
-			return;
-		}
-	}
-	die("no GID is %s", text);
-}
 
 static int rtr(uint32_t qpn, const char *peer, uint32_t psn)
 {
@@ -42,7 +20,7 @@ static int rtr(uint32_t qpn, const char *peer, uint32_t psn)
 		.ah_attr = { .is_global = 1, .port_num = 1, .grh = { .sgid_index = sgid_index, .hop_limit = 7 } },
 	};
 
-	gid_of(peer, &attr.ah_attr.grh.dgid);
+	attr.ah_attr.grh.dgid = gid_of(peer);
 	return ibv_modify_qp(end.qp, &attr, RTR_MASK);
 }
 
@@ -90,7 +68,7 @@ static void command(char *line)
 	printf("done %d\n", error);
 }
 
-static void completions(struct ibv_cq *cq)
+static void take(struct ibv_cq *cq)
 {
 	struct ibv_wc wc;
 
@@ -102,35 +80,20 @@ static void completions(struct ibv_cq *cq)
 	}
 }
 
+static void completions(void)
+{
+	take(end.scq);
+	take(end.rcq);
+}
+
 int main(int argc, char **argv)
 {
-	char line[200];
-	size_t used = 0;
-
 	MUST(argc == 2);
 	setvbuf(stdout, NULL, _IOLBF, 0);
 	open_device();
-	find_gid(argv[1]);
+	sgid_index = gid_index_of(context, argv[1]);
 	end_open_with(&end, NULL);
 	MUST(reset() == 0);
 	printf("name %u\n", end.qp->qp_num);
-	/* In non-blocking mode, so that the queue pair's completions are seen between two commands. */
-	MUST(fcntl(0, F_SETFL, O_NONBLOCK) == 0);
-	for (;;) {
-		char byte;
-
-		if (readable(0, 2)) {
-			if (read(0, &byte, 1) != 1)
-				return 0;
-			if (byte != '\n' && used < sizeof line - 1) {
-				line[used++] = byte;
-				continue;
-			}
-			line[used] = 0;
-			used = 0;
-			command(line);
-		}
-		completions(end.scq);
-		completions(end.rcq);
-	}
+	serve_lines(command, completions);
 }

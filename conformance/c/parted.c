@@ -6,34 +6,9 @@
  * Send has completed. It prints "name QPN" first, and for each message that comes "received SIZE SEED", or "FAIL"
  * if its bytes do not follow from the first four of them: nobody has sent it. */
 #include "datagrams.h"
-
-#include <arpa/inet.h>
-#include <fcntl.h>
-#include <stdio.h>
+#include "told.h"
 
 static struct end end;
-
-static void gid_of(const char *text, union ibv_gid *gid)
-{
-	memset(gid, 0, sizeof *gid);
-	gid->raw[10] = gid->raw[11] = 0xff;
-	MUST(inet_pton(AF_INET, text, gid->raw + 12) == 1);
-}
-
-static void find_gid(const char *text)
-{
-	union ibv_gid own, gid;
-
-	gid_of(text, &own);
-	for (int n = 0; ibv_query_gid(ctx, 1, n, &gid) == 0; n++) {
-		if (!memcmp(&gid, &own, sizeof gid)) {
-			sgid_index = n;
-			own_gid = gid;
-			return;
-		}
-	}
-	die("no GID is %s", text);
-}
 
 static unsigned char byte_of(uint32_t seed, uint32_t at)
 {
@@ -50,7 +25,7 @@ static int send_message(uint32_t qpn, const char *address, uint32_t size, uint32
 	struct ibv_wc wc;
 
 	MUST(size >= 4 && size <= LARGEST);
-	gid_of(address, &attr.grh.dgid);
+	attr.grh.dgid = gid_of(address);
 	for (uint32_t at = 0; at < size; at++)
 		outgoing(&end)[at] = byte_of(seed, at);
 	wr = request(&end, &end, &sge, size);
@@ -95,32 +70,14 @@ static void completions(void)
 
 int main(int argc, char **argv)
 {
-	char line[200];
-	size_t used = 0;
-
 	MUST(argc == 2);
 	setvbuf(stdout, NULL, _IOLBF, 0);
 	open_device();
-	find_gid(argv[1]);
+	sgid_index = gid_index_of(ctx, argv[1]);
+	own_gid = gid_of(argv[1]);
 	end_open(&end);
 	for (int slot = 0; slot < SLOTS; slot++)
 		receive(&end, slot);
 	printf("name %u\n", end.qp->qp_num);
-	MUST(fcntl(0, F_SETFL, O_NONBLOCK) == 0);
-	for (;;) {
-		char byte;
-
-		if (readable(0, 1)) {
-			if (read(0, &byte, 1) != 1)
-				return 0;
-			if (byte != '\n' && used < sizeof line - 1) {
-				line[used++] = byte;
-				continue;
-			}
-			line[used] = 0;
-			used = 0;
-			command(line);
-		}
-		completions();
-	}
+	serve_lines(command, completions);
 }

@@ -220,6 +220,61 @@ static void flags(void)
 	end_close(&e);
 }
 
+static void is_asked_in_order(int fd)
+{
+	struct end e;
+
+	open_both();
+	end_open(&e, (struct how){ .order = UWARPDV_ORDER_ALL, .job_key = JOB, .access = REMOTE });
+	memset(e.memory, 0, ROOM);
+	tell(fd, target_of(&e));
+	hear(fd);
+	end_close(&e);
+}
+
+/* Reads and atomic operations behind Writes and atomic operations of the same place, all posted together. */
+static void in_order(void)
+{
+	struct other other = start(is_asked_in_order);
+	uint32_t stale = 0, uncounted = 0, unseen = 0;
+	struct target to;
+	struct end e;
+
+	open_both();
+	end_open(&e, (struct how){ .order = UWARPDV_ORDER_RDMA_RAW, .job_key = JOB });
+	to = told(other.fd);
+	for (uint64_t turn = 1; turn <= ROUNDS; turn++) {
+		const size_t back = 100000, words = 200000;
+		uint32_t length = 8 + (uint32_t)turn * 37 % 9000;
+		uint64_t count = to.addr + 40000, flag = count + 8, *own = (uint64_t *)(outgoing(&e) + words);
+
+		pattern(outgoing(&e), length, (uint32_t)turn);
+		memset(outgoing(&e) + back, 0, length);
+		own[0] = turn * 10;
+		own[1] = own[2] = own[3] = 0;
+		start_op(&e, to, (struct op){ .code = IBV_WR_RDMA_WRITE, .rkey = to.rkey, .addr = to.addr, .length = length });
+		start_op(&e, to, (struct op){ .code = IBV_WR_RDMA_READ, .rkey = to.rkey, .addr = to.addr, .at = back, .length = length });
+		start_op(&e, to, (struct op){ .code = IBV_WR_ATOMIC_FETCH_AND_ADD, .rkey = to.rkey, .addr = count, .operand = 1,
+					      .at = words + 8, .length = 8 });
+		start_op(&e, to, (struct op){ .code = IBV_WR_RDMA_READ, .rkey = to.rkey, .addr = count, .at = words + 16, .length = 8 });
+		start_op(&e, to, (struct op){ .code = IBV_WR_RDMA_WRITE, .rkey = to.rkey, .addr = flag, .at = words, .length = 8 });
+		start_op(&e, to, (struct op){ .code = IBV_WR_ATOMIC_FETCH_AND_ADD, .rkey = to.rkey, .addr = flag, .operand = 1,
+					      .at = words + 24, .length = 8 });
+		for (int i = 0; i < 6; i++)
+			if (poll_one(e.scq).status != IBV_WC_SUCCESS)
+				die("turn %u", (unsigned)turn);
+		stale += !has_pattern(outgoing(&e) + back, length, (uint32_t)turn);
+		uncounted += own[1] != turn - 1 || own[2] != turn;
+		unseen += own[3] != turn * 10;
+	}
+	check(!stale, "a Read returns what was written before it", "%u of %d others", stale, ROUNDS);
+	check(!uncounted, "and what was added before it", "%u of %d others", uncounted, ROUNDS);
+	check(!unseen, "an atomic operation finds what was written before it", "%u of %d others", unseen, ROUNDS);
+	say(other.fd, 0);
+	join(other, "all of them");
+	end_close(&e);
+}
+
 static void takes_immediates(int fd)
 {
 	uint32_t wrong = 0;
@@ -797,7 +852,7 @@ static void itself(void)
 int main(int argc, char **argv)
 {
 	static const struct group groups[] = {
-		{ "both_ways", both_ways }, { "flags", flags }, { "immediates", immediates }, { "many_reads", many_reads }, { "deep", deep },
+		{ "both_ways", both_ways }, { "flags", flags }, { "in_order", in_order }, { "immediates", immediates }, { "many_reads", many_reads }, { "deep", deep },
 		{ "atomics", atomics }, { "rights", rights }, { "guesses", guesses }, { "withdrawn", withdrawn },
 		{ "sink_gone", sink_gone }, { "answers_under_a_penalty", answers_count_under_a_penalty }, { "killed", killed },
 		{ "destroyed", destroyed }, { "itself", itself },

@@ -15,7 +15,7 @@ use super::machine::Machine;
 use super::mpi::Scratch;
 use super::progress;
 use super::protocol::{Failure, Result};
-use super::stats::median;
+use super::stats::{beside, median};
 use crate::cli::{BenchArgs, BenchPin};
 use crate::{libdir, table};
 
@@ -232,11 +232,10 @@ fn end(line: &str) -> Option<End> {
 }
 
 fn row(way: &Way, (at, place): (usize, Place), rounds: Vec<Run>, raw: &[Run]) -> Row {
-    let rates: Vec<f64> = rounds.iter().map(Run::rate).collect();
-    let ratios: Vec<f64> = rounds.iter().zip(raw).map(|(run, raw)| run.rate() / raw.rate()).collect();
-    let (least, most) = (ratios.iter().copied().reduce(f64::min), ratios.iter().copied().reduce(f64::max));
+    let rates = |runs: &[Run]| runs.iter().map(Run::rate).collect::<Vec<_>>();
+    let (rates, raw) = (rates(&rounds), rates(raw));
     let is_raw = way.id == WAYS[0].id;
-    let ratio = (!is_raw).then(|| Some([median(&ratios)?, least?, most?])).flatten();
+    let ratio = if is_raw { None } else { beside(&rates, &raw) };
     let connections = CONNECTIONS[at];
     Row {
         id: format!("{}-{connections}", way.id),

@@ -16,6 +16,13 @@ pub fn median(values: &[f64]) -> Option<f64> {
     }
 }
 
+/// Median, least and most of the ratios to what stands beside in the same round.
+pub fn beside(values: &[f64], raw: &[f64]) -> Option<[f64; 3]> {
+    let ratios: Vec<f64> = values.iter().zip(raw).map(|(value, raw)| value / raw).collect();
+    let bound = |of: fn(f64, f64) -> f64| ratios.iter().copied().reduce(of);
+    Some([median(&ratios)?, bound(f64::min)?, bound(f64::max)?])
+}
+
 /// Median and 99th percentile of durations in nanoseconds, in microseconds. Reorders them.
 pub fn summary(nanoseconds: &mut [u32]) -> Option<(f64, f64)> {
     nanoseconds.sort_unstable();

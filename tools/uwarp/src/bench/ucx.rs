@@ -18,7 +18,7 @@ use super::machine::Machine;
 use super::mpi::Scratch;
 use super::progress;
 use super::protocol::{Failure, Result};
-use super::stats::median;
+use super::stats::{beside, median};
 use crate::cli::{BenchArgs, BenchPin};
 use crate::{program, table};
 
@@ -361,11 +361,10 @@ fn figure(test: &Test, said: &str) -> Option<f64> {
 }
 
 fn row(test: &Test, way: &Way, rounds: Vec<Run>, raw: &[Run]) -> Row {
-    let values: Vec<f64> = rounds.iter().map(|run| run.value).collect();
+    let values = |runs: &[Run]| runs.iter().map(|run| run.value).collect::<Vec<_>>();
+    let (values, raw) = (values(&rounds), values(raw));
     let tails: Vec<f64> = rounds.iter().filter_map(|run| run.p99).collect();
-    let ratios: Vec<f64> = rounds.iter().zip(raw).map(|(run, raw)| run.value / raw.value).collect();
-    let (least, most) = (ratios.iter().copied().reduce(f64::min), ratios.iter().copied().reduce(f64::max));
-    let ratio = (*way != WAYS[0]).then(|| Some([median(&ratios)?, least?, most?])).flatten();
+    let ratio = if *way == WAYS[0] { None } else { beside(&values, &raw) };
     Row {
         id: test.id(way),
         title: test.title(),
