@@ -45,9 +45,7 @@ CARGO_TEST = cargo test --locked
 
 dist:
 	@scripts/setup build
-	cargo build --release --locked -p uwarp -p uwarp-fs -p uwarp-sockets -p uwarp-verbs-sockets
-	@# As a static library alone: cargo optimises across crates only where it makes no Rust library beside it.
-	cargo rustc --release --locked -p uwarp-abi --lib --crate-type staticlib
+	cargo build --release --locked -p uwarp -p uwarp-static -p uwarp-fs -p uwarp-sockets -p uwarp-verbs-sockets
 	@scripts/make-dist $(CARGO_TARGET_DIR)/release $(UWARP_DIST)
 	@echo "Built $(UWARP_DIST). Try: $(DIST)/bin/uwarp doctor"
 
