@@ -257,3 +257,54 @@ fn a_time_in_which_both_stood_still_ends_nothing() {
     world.run(world.now + Duration::from_secs(5), |_| false);
     assert_eq!(world.hosts[0].finished, [(ticket, Ok(()))]);
 }
+
+/// Nobody waits for their acknowledgements. Each would wake the sender's thread up, beside its program.
+#[test]
+fn acknowledgements_that_nobody_waits_for_ride_on_answers() {
+    let mut world = World::new();
+    world.hosts[0].post(&world.at(), 10, true);
+    world.run(MS * 20, |_| false);
+    let before = world.sent;
+    for _ in 0..50 {
+        for host in [0, 1] {
+            world.hosts[host].post(&world.at(), 64, true);
+            // It arrives, and is answered a little later.
+            world.run(world.now + MS * 6 / 10, |_| false);
+        }
+    }
+    assert_eq!(world.sent - before, 100, "one packet for each message");
+    // One way: one for eight packets, and the last one after a millisecond.
+    world.run(world.now + MS * 20, |_| false);
+    let before = world.sent_by;
+    for _ in 0..84 {
+        world.hosts[0].post(&world.at(), 64, true);
+        world.run(world.now + MS / 10, |_| false);
+    }
+    world.run(world.now + MS * 20, |_| false);
+    assert_eq!([0, 1].map(|host| world.sent_by[host] - before[host]), [84, 11], "and no probe");
+}
+
+/// Beside a message whose sender waits for its end, and where the window is full, it is asked for at once.
+#[test]
+fn acknowledgements_that_are_waited_for_come_at_once() {
+    let took = |len, unrepeated| {
+        let mut world = World::new();
+        world.hosts[0].post(&world.at(), 10, false);
+        world.run(MS * 20, |_| false);
+        let (start, ticket) = (world.now, world.hosts[0].post(&world.at(), len, unrepeated));
+        while world.hosts[0].finished.last() != Some(&(ticket, Ok(()))) {
+            world.run(world.now + MS / 10, |_| false);
+        }
+        world.now - start
+    };
+    let (kept, left) = (took(1 << 20, false), took(1 << 20, true));
+    assert!(left <= kept, "{left:?}, and {kept:?} if it is repeated");
+    // A reliable message that leaves in front of one that is not.
+    let mut world = World::new();
+    world.hosts[0].post(&world.at(), 10, false);
+    world.run(MS * 20, |_| false);
+    let ticket = world.hosts[0].post(&world.at(), 10, false);
+    world.hosts[0].post(&world.at(), 10, true);
+    world.run(world.now + MS * 11 / 10, |_| false);
+    assert_eq!(world.hosts[0].finished.iter().filter(|(done, _)| *done == ticket).count(), 1);
+}

@@ -1,6 +1,7 @@
 //! An exchange: what two processes keep for each other once both have shown their addresses.
 
 mod doubt;
+mod heard;
 mod transmit;
 
 use std::time::{Duration, Instant};
@@ -26,6 +27,7 @@ use super::stream_calls::Services;
 use super::streams::Streams;
 use super::unrepeated::Unrepeated;
 use doubt::{Doubt, Refusals};
+use heard::Heard;
 pub(super) use transmit::Made;
 
 /// Without a packet for this long, an exchange rests.
@@ -88,19 +90,6 @@ pub(super) enum Over {
     Failed(Failure),
     /// It is too old.
     Forgotten,
-}
-
-/// What the chunks of a packet come to.
-#[derive(Debug, Default)]
-struct Heard {
-    /// It must be acknowledged, and at once.
-    eliciting: bool,
-    at_once: bool,
-    /// There was no room for a part of it: it must come again.
-    is_dropped: bool,
-    /// No later packet has arrived before it.
-    is_latest: bool,
-    over: Option<Over>,
 }
 
 /// What a packet has come to.
@@ -362,13 +351,13 @@ impl Exchange {
                     handled.more = self.on_segment(now, number, segment, *end, joined, &mut heard, arrivals);
                 }
                 Chunk::Abandon(abandon) => {
-                    heard.eliciting = true;
+                    (heard.eliciting, heard.is_awaited) = (true, true);
                     let (route, messages) = (self.start.route, abandon.messages());
                     let taken = self.incoming.on_abandon(now, route, messages, arrivals, actions);
                     heard.is_dropped |= taken == Taken::No;
                 }
                 Chunk::Stream(stream) => {
-                    heard.eliciting = true;
+                    (heard.eliciting, heard.is_awaited) = (true, true);
                     heard.at_once |= stream.acknowledge;
                     let bytes = end - stream.data.len()..*end;
                     if may_go_on && self.streams.goes_on(stream) {
@@ -391,7 +380,7 @@ impl Exchange {
             self.received.hurry(now);
         } else {
             let numbers = number..number + u64::from(handled.more) + 1;
-            self.received.on_packets(now, numbers, body.len(), heard.eliciting, heard.at_once, blind);
+            self.received.on_packets(now, numbers, body.len(), heard.wish(), blind);
         }
         if std::mem::take(&mut self.incoming.has_news) {
             self.received.hurry(now);
@@ -415,6 +404,7 @@ impl Exchange {
         arrivals: &mut Vec<Arrival>,
     ) -> u32 {
         heard.eliciting = true;
+        heard.is_awaited |= !segment.head.not_repeated;
         heard.at_once |= segment.head.acknowledge;
         let (payload, mut more) = (end - segment.payload.len()..end, 0);
         let bytes = match joined {
@@ -500,7 +490,7 @@ impl Exchange {
             // feature bit that this version does not offer.
             _ => {}
         }
-        heard.eliciting = true;
+        (heard.eliciting, heard.is_awaited) = (true, true);
     }
 
     /// The congestion response hears of everything that an acknowledgement, or the time, has shown.

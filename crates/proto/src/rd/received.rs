@@ -10,12 +10,25 @@ use super::range_set::RangeSet;
 
 /// How long an acknowledgement waits for a packet to ride on.
 const DELAY: Duration = Duration::from_micros(50);
+/// How long one that no message waits for does. The answer of a program rides within it, and one way eight
+/// packets come before.
+pub(super) const LONG_DELAY: Duration = Duration::from_millis(1);
 /// After so many bytes it does not wait.
 const MOST_BYTES: u64 = 64 * 1024;
 /// Nor after so many packets. Each may end a message.
 const MOST_PACKETS: u32 = 8;
 /// Ranges that are kept and sent. The rest of an ACK's 32 is for messages.
 pub(super) const PACKET_RANGES: usize = 16;
+
+/// When its sender wants a packet to be acknowledged.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Wish {
+    Never,
+    /// No message waits for it.
+    Late,
+    Soon,
+    AtOnce,
+}
 
 /// The receiver's side of packet numbers.
 #[derive(Debug, Default)]
@@ -47,8 +60,7 @@ impl Received {
         now: Instant,
         numbers: Range<u64>,
         len: usize,
-        eliciting: bool,
-        at_once: bool,
+        wish: Wish,
         blind: Duration,
     ) {
         let expected = self.largest() + 1;
@@ -59,13 +71,17 @@ impl Received {
         }
         self.numbers.insert(numbers);
         self.numbers.keep_last(PACKET_RANGES);
-        if eliciting {
-            self.packets += u32::try_from(count).unwrap_or(u32::MAX);
-            self.bytes += len as u64 * count;
-            let is_urgent = at_once || !is_next || self.packets >= MOST_PACKETS || self.bytes >= MOST_BYTES;
-            let due = if is_urgent { now } else { now + DELAY };
-            self.due = Some(self.due.map_or(due, |other| other.min(due)));
-        }
+        let delay = match wish {
+            Wish::Never => return,
+            Wish::Late => LONG_DELAY,
+            Wish::Soon => DELAY,
+            Wish::AtOnce => Duration::ZERO,
+        };
+        self.packets += u32::try_from(count).unwrap_or(u32::MAX);
+        self.bytes += len as u64 * count;
+        let is_urgent = !is_next || self.packets >= MOST_PACKETS || self.bytes >= MOST_BYTES;
+        let due = if is_urgent { now } else { now + delay };
+        self.due = Some(self.due.map_or(due, |other| other.min(due)));
     }
 
     /// A copy of a packet has come: its acknowledgement may have been lost.
@@ -174,18 +190,18 @@ mod tests {
         let mut received = Received::default();
         assert!(received.ack(now).is_none());
         for number in [1, 2, 3, 7, 8, 12] {
-            received.on_packets(now, number..number + 1, 100, true, false, Duration::ZERO);
+            received.on_packets(now, number..number + 1, 100, Wish::Soon, Duration::ZERO);
         }
         assert_eq!(named(&received), [12..13, 7..9, 1..4]);
         for number in 13..200_000 {
-            received.on_packets(now, number..number + 1, 100, true, false, Duration::ZERO);
+            received.on_packets(now, number..number + 1, 100, Wish::Soon, Duration::ZERO);
         }
         let joined = named(&received);
         assert_eq!((joined.first().unwrap().end, joined.last().unwrap().clone()), (200_000, 1..4));
         assert!(joined.windows(2).all(|pair| pair[0].start >= pair[1].end));
         received.on_ack_arrived(8);
         assert_eq!(named(&received).last().unwrap().start, 12);
-        received.on_packets(now, 400_000..400_000 + 1, 100, true, false, Duration::ZERO);
+        received.on_packets(now, 400_000..400_000 + 1, 100, Wish::Soon, Duration::ZERO);
         assert_eq!(named(&received).first(), Some(&(400_000..400_001)));
     }
 
@@ -193,16 +209,34 @@ mod tests {
     fn a_gap_and_much_data_do_not_wait() {
         let now = Instant::now();
         let mut received = Received::default();
-        received.on_packets(now, 1..1 + 1, 100, true, false, Duration::ZERO);
+        received.on_packets(now, 1..1 + 1, 100, Wish::Soon, Duration::ZERO);
         assert_eq!(received.due(), Some(now + DELAY));
-        received.on_packets(now, 3..3 + 1, 100, true, false, Duration::ZERO);
+        received.on_packets(now, 3..3 + 1, 100, Wish::Soon, Duration::ZERO);
         assert_eq!(received.due(), Some(now), "a gap");
         received.on_sent();
         assert_eq!(received.due(), None);
-        received.on_packets(now, 4..4 + 1, 100, false, true, Duration::ZERO);
+        received.on_packets(now, 4..4 + 1, 100, Wish::Never, Duration::ZERO);
         assert_eq!(received.due(), None, "an ACK is not acknowledged");
-        received.on_packets(now, 5..5 + 1, 65_536, true, false, Duration::ZERO);
+        received.on_packets(now, 5..5 + 1, 65_536, Wish::Late, Duration::ZERO);
         assert_eq!(received.due(), Some(now));
+    }
+
+    #[test]
+    fn what_no_message_waits_for_waits_longer_but_for_nothing_else() {
+        let now = Instant::now();
+        let mut received = Received::default();
+        for number in 1..u64::from(MOST_PACKETS) {
+            received.on_packets(now, number..number + 1, 100, Wish::Late, Duration::ZERO);
+            assert_eq!(received.due(), Some(now + LONG_DELAY));
+        }
+        received.on_packets(now, 8..9, 100, Wish::Late, Duration::ZERO);
+        assert_eq!(received.due(), Some(now), "eight packets");
+        received.on_sent();
+        received.on_packets(now, 9..10, 100, Wish::Late, Duration::ZERO);
+        received.on_packets(now, 10..11, 100, Wish::Soon, Duration::ZERO);
+        assert_eq!(received.due(), Some(now + DELAY), "a message waits for the second one");
+        received.on_packets(now, 11..12, 100, Wish::Late, Duration::ZERO);
+        assert_eq!(received.due(), Some(now + DELAY), "and goes on waiting");
     }
 
     #[test]

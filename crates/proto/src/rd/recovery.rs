@@ -138,8 +138,10 @@ pub(super) struct Recovery {
     loss_at: Option<Instant>,
     /// Probes since the last progress.
     probes: u32,
-    /// When the last ack-eliciting packet was sent.
+    /// When the last ack-eliciting packet was sent, and how much longer than others its acknowledgement may
+    /// take.
     last_eliciting: Option<Instant>,
+    more_delay: Duration,
     reordering: Option<Reordering>,
     pub(super) rtt: Rtt,
 }
@@ -163,6 +165,7 @@ impl Recovery {
             loss_at: None,
             probes: 0,
             last_eliciting: None,
+            more_delay: Duration::ZERO,
             reordering: None,
             rtt,
         }
@@ -201,13 +204,18 @@ impl Recovery {
             self.in_flight += u64::from(bytes);
             self.charge += charge(bytes as usize);
             self.flying += 1;
-            self.last_eliciting = Some(now);
+            (self.last_eliciting, self.more_delay) = (Some(now), Duration::ZERO);
         }
         self.sent.push_back(Sent { at: now, bytes, eliciting, fate: Fate::Flying, contents });
         while self.flying == 0 && self.sent.len() > MOST_IDLE {
             self.sent.pop_front();
             self.first += 1;
         }
+    }
+
+    /// The acknowledgement of the packet that was just sent may wait so long.
+    pub(super) fn on_late_wish(&mut self, delay: Duration) {
+        self.more_delay = delay;
     }
 
     /// Packets that are remembered.
@@ -357,7 +365,7 @@ impl Recovery {
     /// When [`Self::on_timeout`] has something to do.
     pub(super) fn timeout(&self) -> Option<Instant> {
         let probe = self.last_eliciting.filter(|_| self.flying > 0);
-        self.loss_at.or_else(|| probe.map(|at| at + self.rtt.probe_delay(self.probes)))
+        self.loss_at.or_else(|| probe.map(|at| at + self.rtt.probe_delay(self.probes) + self.more_delay))
     }
 
     /// Finds what is lost by now. Returns whether a probe must be sent.
@@ -370,7 +378,7 @@ impl Recovery {
         if is_due {
             self.probes = self.probes.saturating_add(1);
             // The next one counts from this one, whether or not it can be sent.
-            self.last_eliciting = Some(now);
+            (self.last_eliciting, self.more_delay) = (Some(now), Duration::ZERO);
         }
         is_due
     }

@@ -9,7 +9,7 @@ use uwarp_wire::rd::{Header, Kind, low};
 use super::super::Config;
 use super::super::message::Payload;
 use super::super::packet::PacketBuf;
-use super::super::received::PACKET_RANGES;
+use super::super::received::{LONG_DELAY, PACKET_RANGES};
 use super::super::recovery::{Content, Contents, News};
 use super::super::room::charge;
 use super::{Exchange, Phase, Report, Role};
@@ -122,12 +122,16 @@ impl Exchange {
         }
         let bytes = u32::try_from(out.packet_len()).unwrap_or(u32::MAX);
         let only = contents.first().copied().filter(|_| contents.len() == 1);
+        let may_wait = out.has_segments() && self.nobody_waits_for(&contents);
         self.recovery.on_sent(now, bytes, eliciting, contents);
         if let Some(content @ (Content::Segment { .. } | Content::Stream(_))) = only {
             self.go_on(now, config, content, out);
         }
-        if !self.is_sendable() || !self.has_room(config, 0) || self.pacer.holds_back(now) {
+        let is_last = if self.is_sendable() { self.pacer.holds_back(now) } else { !may_wait };
+        if is_last || !self.has_room(config, 0) {
             out.ask_for_ack();
+        } else if may_wait {
+            self.recovery.on_late_wish(LONG_DELAY);
         }
         self.forget(now);
         if out.has_segments() {
@@ -140,6 +144,13 @@ impl Exchange {
             || !self.streams.control.is_empty()
             || self.path.probe().is_some();
         if has_more { Made::More } else { Made::Last }
+    }
+
+    /// Whether a packet with this has only messages that have left with it, and no other one is under way:
+    /// its acknowledgement is for the pace alone.
+    fn nobody_waits_for(&self, contents: &Contents) -> bool {
+        let is_ack = |content: &Content| matches!(content, Content::Ack { .. });
+        self.outgoing.is_empty() && self.streams.is_empty() && contents.iter().all(is_ack)
     }
 
     /// Makes further packets with the next parts of the message or the stream of a packet, as long as they
