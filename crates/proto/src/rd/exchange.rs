@@ -1,5 +1,6 @@
 //! An exchange: what two processes keep for each other once both have shown their addresses.
 
+mod answers;
 mod doubt;
 mod heard;
 mod transmit;
@@ -26,6 +27,7 @@ use super::rtt::Rtt;
 use super::stream_calls::Services;
 use super::streams::Streams;
 use super::unrepeated::Unrepeated;
+use answers::Answers;
 use doubt::{Doubt, Refusals};
 use heard::Heard;
 pub(super) use transmit::Made;
@@ -127,6 +129,7 @@ pub(super) struct Exchange {
     credit: u64,
     pub(super) path: Path,
     received: Received,
+    answers: Answers,
     pub(super) outgoing: OutgoingMessages,
     pub(super) unrepeated: Unrepeated,
     pub(super) streams: Streams,
@@ -176,6 +179,7 @@ impl Exchange {
             credit: start.credit,
             path: Path::new(start.longest, start.peer_takes),
             received: Received::default(),
+            answers: Answers::default(),
             outgoing: OutgoingMessages::new(start.most_requests),
             unrepeated: Unrepeated::default(),
             streams: Streams::default(),
@@ -339,9 +343,8 @@ impl Exchange {
         for (chunk, end) in &all {
             match chunk {
                 Chunk::Ack(ack) => {
-                    if self.on_ack(now, blind, ack, actions).is_none() {
-                        return handled;
-                    }
+                    let Some(acknowledges) = self.on_ack(now, blind, ack, actions) else { return handled };
+                    heard.acknowledges |= acknowledges;
                     if heard.is_latest {
                         self.credit = u64::from(ack.head.credit) * CREDIT_UNIT;
                     }
@@ -357,7 +360,7 @@ impl Exchange {
                     heard.is_dropped |= taken == Taken::No;
                 }
                 Chunk::Stream(stream) => {
-                    (heard.eliciting, heard.is_awaited) = (true, true);
+                    (heard.eliciting, heard.is_awaited, heard.has_data) = (true, true, true);
                     heard.at_once |= stream.acknowledge;
                     let bytes = end - stream.data.len()..*end;
                     if may_go_on && self.streams.goes_on(stream) {
@@ -385,6 +388,7 @@ impl Exchange {
         if std::mem::take(&mut self.incoming.has_news) {
             self.received.hurry(now);
         }
+        self.answers.on_packet(now, &heard);
         self.note_waiting(now);
         handled.over = heard.over;
         handled
@@ -403,7 +407,7 @@ impl Exchange {
         heard: &mut Heard,
         arrivals: &mut Vec<Arrival>,
     ) -> u32 {
-        heard.eliciting = true;
+        (heard.eliciting, heard.has_data) = (true, true);
         heard.is_awaited |= !segment.head.not_repeated;
         heard.at_once |= segment.head.acknowledge;
         let (payload, mut more) = (end - segment.payload.len()..end, 0);
@@ -420,14 +424,14 @@ impl Exchange {
         more
     }
 
-    /// `None`: the peer lies, and the packet is dropped.
+    /// Whether it acknowledges something that is news. `None`: the peer lies, and the packet is dropped.
     fn on_ack(
         &mut self,
         now: Instant,
         own_blind: Duration,
         ack: &Ack<'_>,
         actions: &mut Vec<Action>,
-    ) -> Option<()> {
+    ) -> Option<bool> {
         let next = self.outgoing.next_number();
         let largest = expand(ack.head.largest, self.recovery.next_number());
         let floor = Some(expand(ack.head.floor, next)).filter(|floor| *floor <= next)?;
@@ -459,7 +463,7 @@ impl Exchange {
         }
         self.on_groups(&news);
         report(finished, actions);
-        Some(())
+        Some(news.progress)
     }
 
     fn on_other(&mut self, now: Instant, chunk: &Chunk<'_>, heard: &mut Heard, actions: &mut Vec<Action>) {

@@ -222,6 +222,56 @@ fn a_peer_that_is_gone_ends_streams() {
 }
 
 /// An exchange without streams rests after 30 s, and is forgotten after 60 s.
+/// Two programs of which each answers what it has got after some time; how many packets a message and its
+/// answer take.
+fn packets_of_a_round(world: &mut World, ends: [Ticket; 2], thinks: Duration) -> u64 {
+    const ROUNDS: u64 = 50;
+    let step = MS / 100;
+    let mut before = 0;
+    // The first rounds show what the peer is like.
+    for round in 0..ROUNDS + 2 {
+        if round == 2 {
+            before = world.packets;
+        }
+        for host in [0, 1] {
+            let now = world.at();
+            let had = world.end(1 - host, ends[1 - host]).readable;
+            world.hosts[host].send(&now, ends[host], b"0123456789");
+            while world.end(1 - host, ends[1 - host]).readable < had + 10 {
+                world.run_for(step);
+            }
+            world.run_for(thinks);
+        }
+    }
+    let packets = world.packets - before;
+    assert!(packets.is_multiple_of(ROUNDS), "{packets}");
+    packets / ROUNDS
+}
+
+/// An acknowledgement goes with the answer, if there is one soon, and else at once.
+#[test]
+fn who_answers_at_once_sends_one_packet_for_each_message() {
+    let mut world = World::new(1, Path::default());
+    let ours = world.open();
+    let now = world.at();
+    world.hosts[0].send(&now, ours, b"request");
+    world.run_for(10 * MS);
+    let ends = [ours, world.hosts[1].opened[0]];
+    assert_eq!(packets_of_a_round(&mut world, ends, Duration::ZERO), 2);
+    assert_eq!(packets_of_a_round(&mut world, ends, MS / 50), 2);
+    assert_eq!(packets_of_a_round(&mut world, ends, MS), 4, "one that thinks");
+    // Then none waits for the time after which the peer acknowledges by itself.
+    let now = world.at();
+    let released = world.end(0, ours).released;
+    world.hosts[0].send(&now, ours, b"0123456789");
+    let sent_at = world.now;
+    while world.end(0, ours).released == released {
+        world.run_for(MS / 100);
+    }
+    assert!(world.now - sent_at < MS / 2 + MS / 25, "{:?} with a round trip of 0.5 ms", world.now - sent_at);
+    assert_eq!(packets_of_a_round(&mut world, ends, Duration::ZERO), 2, "and back");
+}
+
 #[test]
 fn an_idle_stream_keeps_its_exchange() {
     let mut world = World::new(1, Path::default());

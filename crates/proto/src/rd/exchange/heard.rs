@@ -14,6 +14,10 @@ pub(super) struct Heard {
     pub(super) is_dropped: bool,
     /// No later packet has arrived before it.
     pub(super) is_latest: bool,
+    /// It acknowledges something for the first time.
+    pub(super) acknowledges: bool,
+    /// A part of a message or of a stream.
+    pub(super) has_data: bool,
     pub(super) over: Option<Over>,
 }
 

@@ -127,8 +127,11 @@ impl Exchange {
         if let Some(content @ (Content::Segment { .. } | Content::Stream(_))) = only {
             self.go_on(now, config, content, out);
         }
-        let is_last = if self.is_sendable() { self.pacer.holds_back(now) } else { !may_wait };
-        if is_last || !self.has_room(config, 0) {
+        let asks = match self.is_sendable() {
+            true => self.pacer.holds_back(now),
+            false => !may_wait && !self.answers.are_prompt(),
+        };
+        if asks || !self.has_room(config, 0) {
             out.ask_for_ack();
         } else if may_wait {
             self.recovery.on_late_wish(LONG_DELAY);
