@@ -37,13 +37,14 @@ use uwarp_conformance::{Context, Failure, Outcome, cc, pair, require};
 
 /// Programs whose groups of statements are cases of their own: those of the table in their source, which is
 /// where a group is registered.
-const PROGRAMS: [&str; 33] = [
+const PROGRAMS: [&str; 34] = [
     "errno_table",
     "completions",
     "errno_cm",
     "cm_rules",
     "shared",
     "by_number",
+    "first_words",
     "leaving",
     "cancels",
     "forks",

@@ -294,9 +294,12 @@ fn another_user_is_not_heard() {
 #[test]
 fn a_nonce_counts_once_and_on_this_host() {
     let elsewhere = NetNs::new().unwrap();
-    for (way, first) in
-        [("proves", "granted"), ("proves_twice", "granted"), ("proves_another_connection", "answered 2")]
-    {
+    // A question about a connection that does not come is answered after a while.
+    for (way, first) in [
+        ("proves", "granted"),
+        ("proves_twice", "granted answered 2"),
+        ("proves_another_connection", "answered 2"),
+    ] {
         // rping does not take one connection while it ends another.
         let (server, port) = server("memory");
         let peer = Peer::set_up(port, &Setup::uwarp()).unwrap();
@@ -307,8 +310,9 @@ fn a_nonce_counts_once_and_on_this_host() {
         assert_eq!(asks("proves", Some(&elsewhere)), "not there");
         assert_eq!(asks(way, None), first, "{way}");
         // Another process has heard it, and asks again.
-        assert_eq!(asks("proves", None), "silence", "{way}, again");
-        client("memory", port).run_ok().unwrap();
+        assert_eq!(asks("proves", None), "answered 2", "{way}, again");
+        // No honest client, as in the other tests: the raw connection is given up 10 s after its set-up, and
+        // rping's server ends with that.
         server.stop();
     }
 }

@@ -19,7 +19,7 @@ use uwarp_proto::setup::HostKey;
 use super::fading::Fading;
 use super::word::Words;
 use super::words::{Answer, Join};
-use super::{Unsettled, Why, end_datagrams, is_same_user, name, receive, send};
+use super::{ANSWER, Unsettled, Why, end_datagrams, is_same_user, name, receive, send};
 use crate::engine::Engine;
 use crate::lanes::Lanes;
 use crate::nic::Nic;
@@ -32,9 +32,11 @@ const MOST_SLABS: usize = 1024;
 /// A nonce counts for so long, and longer where nobody needs its place: an initiator asks as soon as it has
 /// it, but on a busy host this process reads that when it gets a processor.
 const EXPECTED: Duration = Duration::from_secs(4);
-/// A question that comes before its connection is attached here waits for so long: this process has replied
-/// to many connections at once, and attaches one after the other.
-const EARLY: Duration = EXPECTED;
+/// A question that comes before its connection is attached here waits for so long behind it, and behind the
+/// last answer: this process has replied to many connections at once, and attaches one after the other. Then
+/// it never will be, as its queue pair has left, and who asks must hear that before it takes this process for
+/// one that does not answer.
+const EARLY: Duration = ANSWER.saturating_sub(Duration::from_millis(500));
 /// Such questions at the same time.
 const MOST_EARLY: usize = 16_384;
 /// Those of one process, so that it leaves room for others.
@@ -69,7 +71,7 @@ pub(super) struct Asked {
 struct State {
     /// Connections of which an initiator may ask, by nonce.
     expected: HashMap<[u8; 16], Expected>,
-    /// Questions about connections that are not attached here yet.
+    /// Questions about connections that are not attached here yet, and when they came.
     early: Vec<(Arc<Asker>, Join, Instant)>,
     askers: usize,
 }
@@ -232,6 +234,8 @@ struct Shared {
     slabs: Vec<Arc<Slab>>,
     /// Answers for which its socket had no room: it is busy with others.
     unsent: VecDeque<Answer>,
+    /// When the last answer was given.
+    said_at: Option<Instant>,
     over: bool,
 }
 
@@ -304,11 +308,13 @@ impl Asker {
         let now = Instant::now();
         let mut state = asked.state.lock();
         if !state.expected.contains_key(&join.nonce) {
-            state.early.retain(|(.., until)| now < *until);
-            let its_own = || state.early.iter().filter(|(asker, ..)| Arc::ptr_eq(asker, self)).count();
-            if state.early.len() < MOST_EARLY && its_own() < MOST_EARLY_OF_ONE {
-                state.early.push((self.clone(), join, now + EARLY));
+            let its_own = state.early.iter().filter(|(asker, ..)| Arc::ptr_eq(asker, self)).count();
+            if state.early.len() < MOST_EARLY && its_own < MOST_EARLY_OF_ONE {
+                state.early.push((self.clone(), join, now));
                 drop(state);
+                if its_own == 0 {
+                    self.refuse_late(asked);
+                }
                 // Another thread may have ended it meanwhile, and looked there before.
                 if self.shared.lock().over {
                     asked.state.lock().early.retain(|(asker, ..)| !Arc::ptr_eq(asker, self));
@@ -319,6 +325,31 @@ impl Asker {
         drop(state);
         self.answer(asked, &join);
         Some(Ok(()))
+    }
+
+    /// Refuses what will not be attached here any more, and looks again when the next question may be late.
+    fn refuse_late(&self, asked: &Asked) {
+        let said_at = self.shared.lock().said_at;
+        let due = |came: &Instant| said_at.map_or(*came, |said| said.max(*came)) + EARLY;
+        let (mut late, now) = (Vec::new(), Instant::now());
+        let mut next: Option<Instant> = None;
+        asked.state.lock().early.retain(|(asker, join, came)| {
+            let is_own = std::ptr::eq(asker.as_ref(), self);
+            let is_late = is_own && due(came) <= now;
+            if is_late {
+                late.push(*join);
+            } else if is_own {
+                next = Some(next.map_or(due(came), |other| other.min(due(came))));
+            }
+            !is_late
+        });
+        late.iter().for_each(|join| self.refuse(join, Why::NotOurs));
+        // Answers for which there was no room have a timer that is due sooner.
+        if let (Some(next), Some(token), true) =
+            (next, self.token.get(), self.shared.lock().unsent.is_empty())
+        {
+            asked.engine.set_timer(*token, Some(next));
+        }
     }
 
     /// Answers: the connection is attached here, or never will be.
@@ -381,6 +412,7 @@ impl Asker {
     fn say(&self, answer: Answer) {
         let Some(asked) = self.asked.upgrade() else { return };
         let mut shared = self.shared.lock();
+        shared.said_at = Some(Instant::now());
         // Nothing of this process's for who is refused because of that.
         let bell = shared.bell.take().filter(|_| answer.refused != Some(Why::TheirSandbox));
         let fds: Vec<BorrowedFd<'_>> =
@@ -459,6 +491,9 @@ impl Source for Asker {
             return self.end();
         }
         self.say_more();
+        if let Some(asked) = self.asked.upgrade() {
+            self.refuse_late(&asked);
+        }
     }
 }
 

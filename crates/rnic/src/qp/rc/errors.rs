@@ -236,7 +236,11 @@ impl RcCore {
                 return;
             }
         } else if infiniband && error == TerminateError::LocalCatastrophic {
-            // A work request of the peer has failed there. An adapter would not learn of it.
+            // A work request of the peer has failed there. An adapter would not learn of it. (Nor does it
+            // mean that there was no connection, where the peer had not said its first word yet.)
+            if let Some(stream) = &mut self.stream {
+                stream.note_frame();
+            }
             return self.end_stream_only(why);
         } else {
             self.flush(why, Some(error));

@@ -97,7 +97,7 @@ impl Stream {
     }
 
     /// The peer has sent a valid frame. After the first one, a responder may send too.
-    fn note_frame(&mut self) {
+    pub(super) fn note_frame(&mut self) {
         if self.opening.hear() && self.established == Established::NotYet {
             self.established = Established::Unreported;
         }

@@ -187,6 +187,8 @@ impl Stream {
         let params = StreamParams { framing, link, ..self.params };
         let mut anew = Self::new(self.qpn, params, streaming);
         anew.begin();
+        // What the program has set goes out with the first frame.
+        anew.tx.rnr_retry = self.tx.rnr_retry;
         // What has been reported of it is not reported again.
         (anew.established, anew.comm_est) = (self.established, self.comm_est);
         (anew.draining, anew.answer) = (self.draining, self.answer);
