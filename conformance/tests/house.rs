@@ -11,7 +11,7 @@ fn root() -> PathBuf {
 }
 
 /// From the bottom up. A crate uses only those of the lines above its own.
-const LAYERS: [&[&str]; 8] = [
+const LAYERS: [&[&str]; 7] = [
     &["crates/process", "crates/wire", "abi/types", "abi/preload", "tools/bottleneck"],
     &["crates/proto", "crates/mem"],
     &["crates/rnic", "crates/llp"],
@@ -19,11 +19,11 @@ const LAYERS: [&[&str]; 8] = [
     &["crates/cm"],
     &["crates/rsocket"],
     &["abi/iwarp-mode"],
-    &["abi"],
 ];
 
-/// Above them all; none of the others uses these.
-const TOP: [&str; 8] = [
+/// Above them all; none of the others uses these. `abi/static` is `abi`, to be linked.
+const TOP: [&str; 9] = [
+    "abi",
     "abi/static",
     "abi/fs",
     "abi/sockets",
@@ -69,7 +69,11 @@ fn each_crate_uses_only_those_below_it() {
     }
     // The simulator and the model are made of the crates that they try.
     for directory in TOP {
-        let beside: Vec<_> = dependencies(directory).difference(&below).cloned().collect();
+        let mut used = dependencies(directory);
+        if directory == "abi/static" {
+            used.remove("uwarp-abi");
+        }
+        let beside: Vec<_> = used.difference(&below).cloned().collect();
         assert!(beside.is_empty(), "{directory} uses {beside:?}, which are not below it");
     }
 }

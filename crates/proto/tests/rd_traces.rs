@@ -376,17 +376,17 @@ fn a_posted_receive_ends_the_wait_for_it() {
             Verdict msg=2 ReceiverNotReady timer=0 pn=…1
     450 A Packet pn=2 | Ack 1 delay=48us credit=78 floor=1 packets=0+1
    1000 B Packet pn=2 | Ready 0x2 receives=1 (lost)
-   1550 B Packet pn=3 | Ready 0x2 receives=1
-   1650 A Packet pn=3 | Ack 3 delay=0us credit=78 floor=1 packets=0+1,1+1 |
+   1454 B Packet pn=3 | Ready 0x2 receives=1
+   1554 A Packet pn=3 | Ack 3 delay=0us credit=78 floor=1 packets=0+1,1+1 |
             Segment 0x1->0x2 msg=1 behind=0 0+10/10 first ack
-   1750 B delivered 1
-   1750 B Packet pn=4 | Ack 3 delay=0us credit=78 floor=2 packets=0+3 | Ready 0x2 receives=1
-   1850 A finished: Ok(())
-   1850 A Packet pn=4 | Ack 4 delay=0us credit=78 floor=1 packets=0+2 |
+   1654 B delivered 1
+   1654 B Packet pn=4 | Ack 3 delay=0us credit=78 floor=2 packets=0+3 | Ready 0x2 receives=1
+   1754 A finished: Ok(())
+   1754 A Packet pn=4 | Ack 4 delay=0us credit=78 floor=1 packets=0+2 |
             Segment 0x1->0x2 msg=2 0+11/11 first ack
-   1950 B delivered 2
-   1950 B Packet pn=5 | Ack 4 delay=0us credit=78 floor=3 packets=0+4
-   2050 A finished: Ok(())
+   1854 B delivered 2
+   1854 B Packet pn=5 | Ack 4 delay=0us credit=78 floor=3 packets=0+4
+   1954 A finished: Ok(())
 ",
     );
 }

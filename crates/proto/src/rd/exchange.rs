@@ -440,7 +440,7 @@ impl Exchange {
         // The sample may have waited for either program.
         let blind = Duration::from_micros(u64::from(ack.head.blind) * TIME_UNIT_US).max(own_blind);
         let mut news = News::default();
-        let before = self.recovery.in_flight();
+        let before = self.recovery.in_flight_soon();
         self.recovery.on_ack(now, &ranges, delay, &mut news).ok()?;
         // An older ACK that comes late counts fewer.
         let marks = ack.head.ce.map_or(0, |marks| marks.saturating_sub(self.marks));
@@ -712,7 +712,7 @@ impl Exchange {
             _ => {}
         }
         let mut news = News::default();
-        let before = self.recovery.in_flight();
+        let before = self.recovery.in_flight_soon();
         if self.recovery.on_timeout(now, &mut news) {
             self.probes = 1;
             if self.recovery.probes() >= path::TIMEOUTS {

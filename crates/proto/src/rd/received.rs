@@ -9,10 +9,10 @@ use uwarp_wire::rd::ack::{self, TIME_UNIT_US};
 use super::range_set::RangeSet;
 
 /// How long an acknowledgement waits for a packet to ride on.
-pub(super) const DELAY: Duration = Duration::from_micros(50);
+const DELAY: Duration = Duration::from_micros(50);
 /// How long one that no message waits for does. The answer of a program rides within it, and one way eight
 /// packets come before.
-pub(super) const LONG_DELAY: Duration = Duration::from_millis(1);
+const LONG_DELAY: Duration = Duration::from_millis(1);
 /// After so many bytes it does not wait.
 const MOST_BYTES: u64 = 64 * 1024;
 /// Nor after so many packets. Each may end a message.

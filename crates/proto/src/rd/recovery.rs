@@ -11,7 +11,7 @@ use smallvec::SmallVec;
 use uwarp_wire::rd::chunk::Reason;
 
 use super::room::charge;
-use super::rtt::Rtt;
+use super::rtt::{LATE, Rtt};
 use super::streams::{Control, StreamContent};
 
 /// A packet is lost when so many later ones are acknowledged (RFC 9002 section 6.1.1).
@@ -61,6 +61,8 @@ struct Sent {
     bytes: u32,
     /// The peer acknowledges it.
     eliciting: bool,
+    /// Its bytes, if that may come late; else 0.
+    late: u32,
     fate: Fate,
     contents: Contents,
 }
@@ -132,6 +134,8 @@ pub(super) struct Recovery {
     in_flight: u64,
     /// What they take of the peer's socket.
     charge: u64,
+    /// Bytes of those that may be acknowledged late.
+    late: u64,
     /// Count of those packets.
     flying: u32,
     /// When the next packet counts as lost, if nothing comes before.
@@ -161,6 +165,7 @@ impl Recovery {
             largest_acknowledged: None,
             in_flight: 0,
             charge: 0,
+            late: 0,
             flying: 0,
             loss_at: None,
             probes: 0,
@@ -206,16 +211,26 @@ impl Recovery {
             self.flying += 1;
             (self.last_eliciting, self.more_delay) = (Some(now), Duration::ZERO);
         }
-        self.sent.push_back(Sent { at: now, bytes, eliciting, fate: Fate::Flying, contents });
+        let fate = Fate::Flying;
+        self.sent.push_back(Sent { at: now, bytes, eliciting, late: 0, fate, contents });
         while self.flying == 0 && self.sent.len() > MOST_IDLE {
             self.sent.pop_front();
             self.first += 1;
         }
     }
 
-    /// The acknowledgement of the packet that was just sent may wait so long.
-    pub(super) fn on_late_wish(&mut self, delay: Duration) {
-        self.more_delay = delay;
+    /// The acknowledgement of the packet that was just sent may come late.
+    pub(super) fn on_late_wish(&mut self) {
+        if let Some(sent) = self.sent.back_mut().filter(|sent| sent.eliciting) {
+            sent.late = sent.bytes;
+            self.late += u64::from(sent.bytes);
+            self.more_delay = LATE;
+        }
+    }
+
+    /// Bytes in flight that are acknowledged as soon as they arrive: how much of the window is used.
+    pub(super) fn in_flight_soon(&self) -> u64 {
+        self.in_flight - self.late
     }
 
     /// Packets that are remembered.
@@ -234,6 +249,7 @@ impl Recovery {
             if sent.eliciting {
                 news.lost_packets += 1;
                 self.in_flight -= u64::from(sent.bytes);
+                self.late -= u64::from(sent.late);
                 self.charge -= charge(sent.bytes as usize);
                 self.flying -= 1;
             }
@@ -291,6 +307,7 @@ impl Recovery {
             self.reordering = Some(Reordering { until: now + round * REORDERING_ROUNDS, steps, stepped_at });
         } else if sent.eliciting {
             self.in_flight -= u64::from(sent.bytes);
+            self.late -= u64::from(sent.late);
             self.charge -= charge(sent.bytes as usize);
             self.flying -= 1;
             news.acknowledged_packets += 1;
@@ -343,6 +360,7 @@ impl Recovery {
                     }
                 }
                 self.in_flight -= u64::from(sent.bytes);
+                self.late -= u64::from(sent.late);
                 self.charge -= charge(sent.bytes as usize);
                 self.flying -= 1;
             }
@@ -514,6 +532,24 @@ mod tests {
         assert_eq!(messages(&news.lost), Vec::<u64>::new(), "a probe is no loss");
         bench.ack(MS, &[1..2]);
         assert_eq!(bench.recovery.timeout(), None);
+    }
+
+    #[test]
+    fn what_may_be_acknowledged_late_is_probed_late() {
+        let mut bench = Bench::new(1);
+        let usual = bench.recovery.timeout().unwrap();
+        bench.recovery.on_late_wish();
+        let late = usual + LATE;
+        assert_eq!((bench.recovery.timeout(), bench.recovery.in_flight_soon()), (Some(late), 0));
+        let mut news = News::default();
+        assert!(!bench.recovery.on_timeout(usual, &mut news));
+        assert!(bench.recovery.on_timeout(late, &mut news));
+        let next = late + bench.recovery.rtt.probe_delay(1);
+        assert_eq!(bench.recovery.timeout(), Some(next), "the probe is acknowledged at once");
+        bench.recovery.on_sent(bench.start, 50, true, Contents::new());
+        assert_eq!(bench.recovery.in_flight_soon(), 50, "and so is what follows");
+        bench.ack(MS, &[1..3]);
+        assert_eq!((bench.recovery.in_flight_soon(), bench.recovery.in_flight()), (0, 0));
     }
 
     #[test]

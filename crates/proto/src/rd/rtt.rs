@@ -11,8 +11,11 @@ const LEAST_PROBE: Duration = Duration::from_micros(200);
 const LEAST_RETRANSMISSION: Duration = Duration::from_millis(1);
 /// Timers double up to this.
 const LONGEST: Duration = Duration::from_millis(500);
-/// How long the peer may hold back an acknowledgement.
+/// How long the peer may hold back an acknowledgement that something waits for.
 pub(super) const PEER_DELAY: Duration = Duration::from_micros(50);
+/// How much longer this end waits for one that nothing waits for. The peer may keep it for a millisecond, and
+/// longer where its program computes; nothing is sent again.
+pub(super) const LATE: Duration = Duration::from_millis(4);
 /// Time threshold of a loss: never less, because a thread of user space wakes up that late.
 const GRANULARITY: Duration = Duration::from_micros(50);
 
@@ -37,13 +40,13 @@ impl Rtt {
 
     /// A sample, and how long the peer says that it held the acknowledgement back.
     pub(super) fn update(&mut self, sample: Duration, delay: Duration) {
+        // A peer that claims more than the whole time is not believed.
+        let sample = if sample > delay { sample - delay } else { sample };
         let Some(smoothed) = self.smoothed else {
             (self.smoothed, self.variance, self.latest) = (Some(sample), sample / 2, sample);
             self.derive();
             return;
         };
-        // A peer that claims more than the whole time is not believed.
-        let sample = if sample > delay { sample - delay } else { sample };
         self.latest = sample;
         self.variance = (self.variance * 3 + smoothed.abs_diff(sample)) / 4;
         self.smoothed = Some((smoothed * 7 + sample) / 8);
@@ -85,7 +88,7 @@ mod tests {
     fn the_first_sample_is_taken_as_it_is_and_others_smoothed() {
         let mut rtt = Rtt::new();
         assert_eq!(rtt.probe_delay(0), INITIAL * 2 + PEER_DELAY);
-        rtt.update(80 * US, 10 * US);
+        rtt.update(90 * US, 10 * US);
         assert_eq!((rtt.smoothed(), rtt.variance), (80 * US, 40 * US));
         rtt.update(170 * US, 10 * US);
         assert_eq!((rtt.smoothed(), rtt.variance, rtt.latest), (90 * US, 50 * US, 160 * US));

@@ -221,7 +221,6 @@ fn a_peer_that_is_gone_ends_streams() {
     world.check_empty();
 }
 
-/// An exchange without streams rests after 30 s, and is forgotten after 60 s.
 /// Two programs of which each answers what it has got after some time; how many packets a message and its
 /// answer take.
 fn packets_of_a_round(world: &mut World, ends: [Ticket; 2], thinks: Duration) -> u64 {
@@ -268,10 +267,12 @@ fn who_answers_at_once_sends_one_packet_for_each_message() {
     while world.end(0, ours).released == released {
         world.run_for(MS / 100);
     }
-    assert!(world.now - sent_at < MS / 2 + MS / 25, "{:?} with a round trip of 0.5 ms", world.now - sent_at);
+    let took = world.now - sent_at;
+    assert!(took < MS * 2 / 5 + MS / 25, "{took:?} with a round trip of 0.4 ms, and 0.05 ms of delay");
     assert_eq!(packets_of_a_round(&mut world, ends, Duration::ZERO), 2, "and back");
 }
 
+/// An exchange without streams rests after 30 s, and is forgotten after 60 s.
 #[test]
 fn an_idle_stream_keeps_its_exchange() {
     let mut world = World::new(1, Path::default());

@@ -3,7 +3,7 @@
 
 use std::time::Instant;
 
-use super::super::received::DELAY;
+use super::super::rtt::PEER_DELAY;
 use super::Heard;
 
 /// What was seen of the peer's last answers.
@@ -30,7 +30,7 @@ impl Answers {
             (true, true) => self.are_prompt = true,
             (false, true) => {
                 let alone_at = self.alone_at.take();
-                self.are_prompt |= alone_at.is_some_and(|at| now.saturating_duration_since(at) <= DELAY);
+                self.are_prompt |= alone_at.is_some_and(|at| now.saturating_duration_since(at) <= PEER_DELAY);
             }
         }
     }

@@ -9,7 +9,7 @@ use uwarp_wire::rd::{Header, Kind, low};
 use super::super::Config;
 use super::super::message::Payload;
 use super::super::packet::PacketBuf;
-use super::super::received::{LONG_DELAY, PACKET_RANGES};
+use super::super::received::PACKET_RANGES;
 use super::super::recovery::{Content, Contents, News};
 use super::super::room::charge;
 use super::{Exchange, Phase, Report, Role};
@@ -98,18 +98,18 @@ impl Exchange {
             // There was less to send than it seemed, and the packet number is not used yet.
             return None;
         }
-        if eliciting {
-            self.probes = 0;
-        }
-        Some(self.made(now, config, eliciting, contents, out))
+        let is_probe = eliciting && std::mem::take(&mut self.probes) > 0;
+        let asks = eliciting.then_some(is_probe);
+        Some(self.made(now, config, asks, contents, out))
     }
 
-    /// A packet is made, which may bring others with it.
+    /// A packet is made, which may bring others with it. `eliciting`: whether it asks for an acknowledgement
+    /// at once in any case; `None`: it needs none.
     fn made(
         &mut self,
         now: Instant,
         config: &Config,
-        eliciting: bool,
+        eliciting: Option<bool>,
         contents: Contents,
         out: &mut PacketBuf,
     ) -> Made {
@@ -123,18 +123,19 @@ impl Exchange {
         let bytes = u32::try_from(out.packet_len()).unwrap_or(u32::MAX);
         let only = contents.first().copied().filter(|_| contents.len() == 1);
         let may_wait = out.has_segments() && self.nobody_waits_for(&contents);
-        self.recovery.on_sent(now, bytes, eliciting, contents);
+        self.recovery.on_sent(now, bytes, eliciting.is_some(), contents);
         if let Some(content @ (Content::Segment { .. } | Content::Stream(_))) = only {
             self.go_on(now, config, content, out);
         }
-        let asks = match self.is_sendable() {
-            true => self.pacer.holds_back(now),
-            false => !may_wait && !self.answers.are_prompt(),
+        let is_last = !self.is_sendable();
+        let asks = match is_last {
+            false => self.pacer.holds_back(now),
+            true => !may_wait && !self.answers.are_prompt(),
         };
-        if asks || !self.has_room(config, 0) {
+        if asks || eliciting == Some(true) || !self.has_room(config, 0) {
             out.ask_for_ack();
-        } else if may_wait {
-            self.recovery.on_late_wish(LONG_DELAY);
+        } else if is_last && may_wait {
+            self.recovery.on_late_wish();
         }
         self.forget(now);
         if out.has_segments() {
@@ -200,7 +201,7 @@ impl Exchange {
         if self.recovery.remembered() <= MOST_REMEMBERED.saturating_add(of_window) {
             return;
         }
-        let (mut news, before) = (News::default(), self.recovery.in_flight());
+        let (mut news, before) = (News::default(), self.recovery.in_flight_soon());
         self.recovery.forget_half(&mut news);
         self.report(now, &news, before, Report::default());
         self.on_news(now, &news);
