@@ -57,7 +57,11 @@ int main(int argc, char **argv)
 	struct ibv_sge all;
 	struct uwarp_desc desc = { .id = 1, .sg_list = &all, .num_sge = 1 };
 
-	must(fd >= 0 && memory, "server PORT, or client ADDRESS PORT");
+	if (argc != (server ? 3 : 4)) {
+		fprintf(stderr, "usage: %s server PORT, or %s client ADDRESS PORT\n", argv[0], argv[0]);
+		return 2;
+	}
+	must(fd >= 0 && memory, server ? "listening" : "connecting");
 	must(uwarp_setsockopt(fd, SOL_UWARP, IWARP_MODE, &role, sizeof role) == 0, "IWARP_MODE");
 
 	/* Bytes, as ever. */

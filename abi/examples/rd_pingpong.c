@@ -141,7 +141,7 @@ int main(int argc, char **argv)
 	struct ibv_pd *pd;
 	char *memory, *out;
 
-	if (argc < 3) {
+	if (argc < 3 || !bytes || bytes > 1u << 30 || !rounds) {
 		fprintf(stderr, "usage: %s server|client ADDRESS [BYTES [ROUNDS]]\n", argv[0]);
 		return 2;
 	}

@@ -354,6 +354,28 @@ static void signalled(void)
 	close_both(fds);
 }
 
+/* The first send may still succeed, or say that the peer has ended the connection. */
+static void nobody_to_send_to(void)
+{
+	struct sigaction action = { .sa_handler = count };
+	uint64_t until = now_ms() + LIMIT_MS;
+	int fds[2], wrong = 0;
+
+	pair_of(fds);
+	MUST(sigaction(SIGPIPE, &action, NULL) == 0);
+	signals = 0;
+	MUST(close(fds[1]) == 0);
+	errno = 0;
+	while (errno != EPIPE && now_ms() < until) {
+		wrong += send(fds[0], "x", 1, 0) == -1 && errno != EPIPE && errno != ECONNRESET;
+		usleep(10000);
+	}
+	check(errno == EPIPE && wrong == 0 && signals == 1, "EPIPE and SIGPIPE once the peer has closed", "errno %d, %d others, %d signals",
+	      errno, wrong, signals);
+	check_failed(send(fds[0], "x", 1, MSG_NOSIGNAL) == -1, EPIPE, "and again");
+	MUST(close(fds[0]) == 0);
+}
+
 static void options_of(void)
 {
 	static const struct { int level, name, value; const char *text; } ints[] = {
@@ -800,6 +822,7 @@ static const struct group groups[] = {
 	{ "data", data },
 	{ "half_closed", half_closed },
 	{ "signalled", signalled },
+	{ "nobody_to_send_to", nobody_to_send_to },
 	{ "options", options_of },
 	{ "duplicates", duplicates },
 	{ "edges", edges },

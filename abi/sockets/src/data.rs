@@ -9,7 +9,7 @@ use crate::agree::conn::{Outcome, Wait, limit_of};
 use crate::agree::spans::Spans;
 use crate::agree::table;
 use crate::ending::Pass;
-use crate::rsockets::{Rsockets, say_forked};
+use crate::rsockets::{Rsockets, say_forked, say_passed};
 use crate::sock::{self, Block};
 use crate::{fds, process, relay, sys};
 
@@ -529,7 +529,7 @@ unsafe fn passes_ruled(message: *const msghdr) -> bool {
                         table::veto(passed);
                     }
                     if fds::is_ruled(passed) {
-                        say_forked();
+                        say_passed();
                         return true;
                     }
                 }

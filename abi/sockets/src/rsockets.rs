@@ -248,6 +248,17 @@ impl Rsockets {
     }
 }
 
+/// Says once that the program passes on what is no file.
+pub fn say_passed() {
+    static SAID: AtomicBool = AtomicBool::new(false);
+    if !SAID.swap(true, Ordering::Relaxed) {
+        sys::warn(
+            "an iWARP socket cannot be passed to another process (SCM_RIGHTS). Keep this port on TCP by a \
+             rule such as tcp:port=PORT",
+        );
+    }
+}
+
 /// Says once that a child process has no device.
 pub fn say_forked() {
     static SAID: AtomicBool = AtomicBool::new(false);

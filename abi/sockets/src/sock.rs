@@ -71,6 +71,8 @@ pub struct Sock {
     nonblocking: AtomicBool,
     /// Another process has written to the program's end of the stand-in.
     torn: AtomicBool,
+    /// A call has failed with `ECONNRESET` because nobody is there to send to.
+    reset_said: AtomicBool,
     /// Other processes have it, too: the stand-in is a pair like any other, and a thread carries its bytes.
     handed: AtomicBool,
     handing: Mutex<(), 2>,
@@ -199,6 +201,7 @@ impl Sock {
             edges: AtomicBool::new(false),
             nonblocking: AtomicBool::new(false),
             torn: AtomicBool::new(false),
+            reset_said: AtomicBool::new(false),
             handed: AtomicBool::new(false),
             handing: Mutex::default(),
             word: None,
@@ -547,7 +550,9 @@ impl Sock {
         };
         let sent = self.calling_with(calls, Direction::Send, within, call);
         if sent < 0 {
-            if self.listens() && errno() == libc::ENOTCONN {
+            // TCP says once that the peer has ended the connection.
+            let is_said = errno() == libc::ECONNRESET && self.reset_said.swap(true, Ordering::Relaxed);
+            if is_said || self.listens() && errno() == libc::ENOTCONN {
                 set_errno(libc::EPIPE);
             }
             if errno() == libc::EPIPE && flags & libc::MSG_NOSIGNAL == 0 {

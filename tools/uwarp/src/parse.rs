@@ -85,8 +85,13 @@ fn better(error: &Error, words: &[OsString]) -> Option<String> {
         ErrorKind::InvalidValue | ErrorKind::ValueValidation => {
             let (option, value) = (word(ContextKind::InvalidArg)?, word(ContextKind::InvalidValue)?);
             let reason = match error.get(ContextKind::ValidValue) {
-                Some(ContextValue::Strings(values)) => format!("the values are: {}", values.join(", ")),
-                _ => error.source()?.to_string(),
+                Some(ContextValue::Strings(values)) if !values.is_empty() => {
+                    format!("the values are: {}", values.join(", "))
+                }
+                _ => match error.source() {
+                    Some(reason) => reason.to_string(),
+                    None => format!("`{} --help` says what it takes", path_of(given)),
+                },
             };
             let near = word(ContextKind::SuggestedValue);
             let near = near.map_or_else(String::new, |near| format!("; did you mean {near}?"));
