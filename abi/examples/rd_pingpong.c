@@ -130,7 +130,9 @@ static void wait_for(unsigned long *sent, unsigned long *received, unsigned long
 
 int main(int argc, char **argv)
 {
-	uint32_t bytes = argc > 3 ? (uint32_t)strtoul(argv[3], NULL, 0) : 64;
+	char *end_of_number = "";
+	unsigned long asked = argc > 3 ? strtoul(argv[3], &end_of_number, 0) : 64;
+	uint32_t bytes = (uint32_t)asked;
 	unsigned long rounds = argc > 4 ? strtoul(argv[4], NULL, 0) : 1000, sent = 0, received = 0;
 	int server = argc > 2 && !strcmp(argv[1], "server"), fd;
 	struct ibv_ah_attr to = { .is_global = 1, .port_num = 1, .grh = { .hop_limit = 64 } };
@@ -141,7 +143,7 @@ int main(int argc, char **argv)
 	struct ibv_pd *pd;
 	char *memory, *out;
 
-	if (argc < 3 || !bytes || bytes > 1u << 30 || !rounds) {
+	if (argc < 3 || *end_of_number || asked > 1ul << 30 || !rounds) {
 		fprintf(stderr, "usage: %s server|client ADDRESS [BYTES [ROUNDS]]\n", argv[0]);
 		return 2;
 	}

@@ -5,8 +5,8 @@ use std::ffi::c_int;
 use std::sync::Arc;
 
 use uwarp_abi_types::preload::{FOR_EVER, NO_MORE, progress};
-use uwarp_driver::Engine;
 use uwarp_driver::event_loop::Sleep;
+use uwarp_driver::{Engine, Uncancelled};
 use uwarp_process::{OnceValue, PerProcess};
 use uwarp_rsocket::Socket;
 
@@ -20,9 +20,11 @@ pub fn progress_of(socket: &Socket) -> progress {
 }
 
 /// Runs `call`, and lets no panic leave: it is reported where it happens, and the caller goes on without
-/// progress.
+/// progress. A thread is not cancelled in it: the unwinding would end at what catches panics here, and the
+/// process with it. The call that waits is a point of cancellation, behind this.
 fn guarded<T>(otherwise: T, call: impl FnOnce(&Engine) -> T) -> T {
     let Some(engine) = ENGINE.get() else { return otherwise };
+    let _uncancelled = Uncancelled::begin();
     let result = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| call(engine)));
     result.unwrap_or(otherwise)
 }

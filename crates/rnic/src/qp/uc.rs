@@ -102,6 +102,8 @@ impl UcCore {
             counters: self.shell.counters,
             sends_posted: self.shell.sq.len(),
             receives_posted: self.shell.rq.len(),
+            // No other end speaks this.
+            peer_is_uwarp: self.peer.is_some(),
             ..Snapshot::default()
         }
     }
