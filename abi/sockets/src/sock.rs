@@ -310,7 +310,7 @@ impl Sock {
                 self.streams(conn, calls);
             }
             if joined && !conn.keeps() {
-                watch::joined(self.key.load(Ordering::SeqCst));
+                watch::joined(self.key.load(Ordering::SeqCst), self);
             }
         }
         self.show(Because::Network);

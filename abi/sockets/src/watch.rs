@@ -13,13 +13,54 @@ use crate::sock::Sock;
 use crate::{event_loop, fds, sys};
 
 /// Sockets by key. Keys are used again: a late change of a socket that is closed looks at another one, which
-/// does no harm.
-struct Socks {
-    by_key: Vec<Option<Weak<Sock>>>,
+/// does no harm. Nothing else may be said of a key by a socket that does not have it any more.
+struct Keys<T> {
+    by_key: Vec<Option<Weak<T>>>,
     free: Vec<usize>,
 }
 
-static SOCKS: Mutex<Socks, 29> = Mutex::new(Socks { by_key: Vec::new(), free: Vec::new() });
+impl<T> Keys<T> {
+    const fn new() -> Self {
+        Self { by_key: Vec::new(), free: Vec::new() }
+    }
+
+    fn take(&mut self) -> usize {
+        self.free.pop().unwrap_or_else(|| {
+            // 0 is no key.
+            let key = self.by_key.len().max(1);
+            self.by_key.resize(key + 1, None);
+            key
+        })
+    }
+
+    fn set(&mut self, key: usize, sock: &Arc<T>) {
+        if let Some(place) = self.by_key.get_mut(key) {
+            *place = Some(Arc::downgrade(sock));
+        }
+    }
+
+    fn find(&self, key: usize) -> Option<Arc<T>> {
+        self.by_key.get(key)?.as_ref()?.upgrade()
+    }
+
+    /// Whether this key is this socket's.
+    fn is_of(&self, key: usize, sock: &T) -> bool {
+        let known = self.by_key.get(key).and_then(Option::as_ref);
+        known.is_some_and(|known| std::ptr::eq(known.as_ptr(), sock))
+    }
+
+    /// False: it is not this socket's.
+    fn give(&mut self, key: usize, sock: &T) -> bool {
+        let had = self.is_of(key, sock);
+        if had && let Some(place) = self.by_key.get_mut(key) {
+            *place = None;
+            self.free.push(key);
+        }
+        had
+    }
+}
+
+static SOCKS: Mutex<Keys<Sock>, 29> = Mutex::new(Keys::new());
 
 /// Keys of sockets that have changed.
 struct Changed {
@@ -111,23 +152,13 @@ pub fn begin(sock: &Arc<Sock>) -> bool {
         if BELL.load(Ordering::Relaxed) < 0 && !start() {
             return false;
         }
-        let key = match socks.free.pop() {
-            Some(key) => key,
-            // 0 is no key.
-            None => {
-                let key = socks.by_key.len().max(1);
-                socks.by_key.resize(key + 1, None);
-                key
-            }
-        };
+        let key = socks.take();
+        socks.set(key, sock);
         let Some(wanted) = WANTED.get(key) else {
-            socks.free.push(key);
+            socks.give(key, sock);
             return false;
         };
         wanted.store(if sock.conn().is_some() { JOINING } else { 0 }, Ordering::SeqCst);
-        if let Some(place) = socks.by_key.get_mut(key) {
-            *place = Some(Arc::downgrade(sock));
-        }
         key
     };
     FOLLOWED.fetch_add(1, Ordering::Relaxed);
@@ -146,20 +177,20 @@ pub fn want(key: usize) {
     }
 }
 
-/// The socket's stream is set up.
-pub fn joined(key: usize) {
+/// The stream of this socket, which has had this key, is set up.
+pub fn joined(key: usize, sock: &Sock) {
     if let Some(wanted) = WANTED.get(key).filter(|wanted| wanted.load(Ordering::Relaxed) & JOINING != 0) {
-        wanted.fetch_and(!JOINING, Ordering::SeqCst);
+        // The program may have closed it meanwhile, and the next one has the key and waits for its stream.
+        let socks = SOCKS.lock();
+        if socks.is_of(key, sock) {
+            wanted.fetch_and(!JOINING, Ordering::SeqCst);
+        }
     }
 }
 
-/// The socket is closed.
-pub fn end(key: usize) {
-    let mut socks = SOCKS.lock();
-    if let Some(place) = socks.by_key.get_mut(key)
-        && place.take().is_some()
-    {
-        socks.free.push(key);
+/// This socket, which has had this key, is closed.
+pub fn end(key: usize, sock: &Sock) {
+    if SOCKS.lock().give(key, sock) {
         FOLLOWED.fetch_sub(1, Ordering::Relaxed);
     }
 }
@@ -187,7 +218,7 @@ fn show(keys: &[usize]) {
         if let Some(wanted) = WANTED.get(*key) {
             wanted.fetch_and(!QUEUED, Ordering::SeqCst);
         }
-        let sock = SOCKS.lock().by_key.get(*key).and_then(|sock| sock.as_ref()?.upgrade());
+        let sock = SOCKS.lock().find(*key);
         if let Some(sock) = sock {
             sock.changed();
         }
@@ -222,5 +253,26 @@ fn serve(bell: c_int) {
         };
         show(&joining);
         show(&shown);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// A look at a socket that was closed meanwhile took the next one, which had its key and waited for its
+    /// stream, for one whose stream was set up: nobody ever said that it was.
+    #[test]
+    fn a_key_is_the_last_one_s_that_has_taken_it() {
+        let (before, after) = (Arc::new(1), Arc::new(2));
+        let mut keys = Keys::new();
+        let key = keys.take();
+        keys.set(key, &before);
+        assert!(key > 0 && keys.is_of(key, &before) && keys.give(key, &before));
+        assert_eq!(keys.take(), key);
+        keys.set(key, &after);
+        assert!(keys.is_of(key, &after) && !keys.is_of(key, &before) && !keys.give(key, &before));
+        assert_eq!(keys.find(key).as_deref(), Some(&2));
+        assert!(!keys.is_of(0, &after) && !keys.is_of(key + 1, &after) && keys.take() > key);
     }
 }

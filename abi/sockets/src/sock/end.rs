@@ -69,7 +69,7 @@ impl Sock {
             conn.closed.store(true, Ordering::Release);
             return service::let_linger(conn);
         }
-        watch::end(self.key.load(Ordering::Relaxed));
+        watch::end(self.key.load(Ordering::Relaxed), self);
         if let Some(conn) = &self.conn {
             self.end_conn(conn);
         }
