@@ -243,6 +243,9 @@ static void data(void)
 	struct iovec in[3] = { { parts[0], 1 }, { parts[1], 2 }, { parts[2], 3 } };
 	struct mmsghdr several[2] = { { .msg_hdr = { .msg_iov = out, .msg_iovlen = 1 } },
 				      { .msg_hdr = { .msg_iov = out + 2, .msg_iovlen = 1 } } };
+	static struct iovec many[1025];
+	struct iovec negative = { to, (size_t)-5 };
+	struct msghdr too_many = { .msg_iov = many, .msg_iovlen = 1025 };
 	struct sockaddr_in from;
 	socklen_t len = sizeof from;
 	struct msghdr message = { .msg_iov = in, .msg_iovlen = 3, .msg_name = &from, .msg_namelen = sizeof from };
@@ -260,6 +263,10 @@ static void data(void)
 	check(read(fds[1], to, sizeof to) == 3 && memcmp(to, "llo", 3) == 0, "the rest", "%s", to);
 	is_ready(fds[1], POLLOUT, "without data");
 	check(writev(fds[0], out, 3) == 6, "writev", "errno %d", errno);
+	check_failed(writev(fds[0], many, 1025) == -1, EINVAL, "writev of too many pieces");
+	check_failed(sendmsg(fds[0], &too_many, 0) == -1, EMSGSIZE, "sendmsg of too many pieces");
+	check_failed(recvmsg(fds[1], &too_many, 0) == -1, EMSGSIZE, "recvmsg of too many pieces");
+	check_failed(writev(fds[0], &negative, 1) == -1, EINVAL, "a piece of a negative length");
 	check(recv(fds[1], to, 6, MSG_WAITALL | MSG_PEEK) == 6, "MSG_WAITALL", "errno %d", errno);
 	check(recvmsg(fds[1], &message, 0) == 6 && parts[0][0] == 'a' && parts[1][1] == 'c' && parts[2][2] == 'f',
 	      "recvmsg", "errno %d", errno);

@@ -247,74 +247,68 @@ fn transmit(fd: c_int, from: *const c_void, len: usize, flags: c_int) -> isize {
     send_parts(fd, Spans::one(from, len), flags, direct, stream)
 }
 
-/// The pieces of memory of a call; `None`: errno is set.
+/// The pieces of memory that a message of recvmsg(2) or sendmsg(2) names; `None`: errno is set.
 ///
 /// # Safety
 /// `vectors` has `count` entries.
-unsafe fn spans_of(vectors: *const iovec, count: c_int) -> Option<Spans> {
+unsafe fn spans_of(vectors: *const iovec, count: usize) -> Option<Spans> {
     // SAFETY: the caller's promise.
-    let spans =
-        usize::try_from(count).map_err(|_| libc::EINVAL).and_then(|len| unsafe { Spans::new(vectors, len) });
+    unsafe { Spans::new(vectors, count, libc::EMSGSIZE) }.inspect_err(|errno| set_errno(*errno)).ok()
+}
+
+/// The pieces of readv(2) or writev(2).
+///
+/// # Safety
+/// `vectors` has `count` entries.
+unsafe fn vector(vectors: *const iovec, count: c_int) -> Option<Spans> {
+    let spans = usize::try_from(count)
+        .map_err(|_| libc::EINVAL)
+        // SAFETY: the caller's promise.
+        .and_then(|count| unsafe { Spans::new(vectors, count, libc::EINVAL) });
     spans.inspect_err(|errno| set_errno(*errno)).ok()
 }
 
+/// As readv(2): a call for no bytes does nothing.
+///
 /// # Safety
 /// `vectors` has `count` entries.
-unsafe fn receive_into(fd: c_int, vectors: *const iovec, count: c_int, flags: c_int) -> isize {
+unsafe fn read_into(fd: c_int, vectors: *const iovec, count: c_int, flags: c_int) -> isize {
     // SAFETY: the caller's promise.
-    let Some(spans) = (unsafe { spans_of(vectors, count) }) else { return -1 };
+    let Some(spans) = (unsafe { vector(vectors, count) }) else { return -1 };
+    if spans.len() == 0 {
+        return 0;
+    }
+    let count = spans.pieces().len();
     let stream = |r: &Rsockets, number, flags| {
         // SAFETY: the caller's promise.
-        unsafe { receive_stream(r, number, vectors, usize::try_from(count).unwrap_or(0), flags) }
+        unsafe { receive_stream(r, number, vectors, count, flags) }
     };
     let direct = |flags| {
-        let mut message = message(vectors, usize::try_from(count).unwrap_or(0));
+        let mut message = message(vectors, count);
         let message = &raw mut message;
         real!(recvmsg(fd: c_int, message: *mut msghdr, flags: c_int) -> isize)
     };
     receive_parts(fd, spans, flags, direct, stream)
 }
 
-/// Whether a call of readv(2) or writev(2) is for no bytes: it does nothing then.
-///
-/// # Safety
-/// `vectors` has `count` entries.
-unsafe fn is_for_nothing(vectors: *const iovec, count: c_int) -> bool {
-    let entries = usize::try_from(count).unwrap_or(0).min(1024);
-    // SAFETY: the caller's promise.
-    count >= 0 && (0..entries).all(|at| unsafe { (*vectors.add(at)).iov_len } == 0)
-}
-
-/// As readv(2).
-///
-/// # Safety
-/// `vectors` has `count` entries.
-unsafe fn read_into(fd: c_int, vectors: *const iovec, count: c_int, flags: c_int) -> isize {
-    // SAFETY: the caller's promise.
-    unsafe { if is_for_nothing(vectors, count) { 0 } else { receive_into(fd, vectors, count, flags) } }
-}
-
-/// As writev(2).
+/// As writev(2): a call for no bytes does nothing.
 ///
 /// # Safety
 /// `vectors` has `count` entries.
 unsafe fn write_from(fd: c_int, vectors: *const iovec, count: c_int, flags: c_int) -> isize {
     // SAFETY: the caller's promise.
-    unsafe { if is_for_nothing(vectors, count) { 0 } else { send_from(fd, vectors, count, flags) } }
-}
-
-/// # Safety
-/// `vectors` has `count` entries.
-unsafe fn send_from(fd: c_int, vectors: *const iovec, count: c_int, flags: c_int) -> isize {
-    // SAFETY: the caller's promise.
-    let Some(spans) = (unsafe { spans_of(vectors, count) }) else { return -1 };
+    let Some(spans) = (unsafe { vector(vectors, count) }) else { return -1 };
+    if spans.len() == 0 {
+        return 0;
+    }
+    let count = spans.pieces().len();
     let stream = |r: &Rsockets, number, flags| {
-        let message = message(vectors, usize::try_from(count).unwrap_or(0));
+        let message = message(vectors, count);
         // SAFETY: the caller's promise.
         unsafe { (r.rsendmsg)(number, &raw const message, flags) }
     };
     let direct = |flags| {
-        let message = message(vectors, usize::try_from(count).unwrap_or(0));
+        let message = message(vectors, count);
         let message = &raw const message;
         real!(sendmsg(fd: c_int, message: *const msghdr, flags: c_int) -> isize)
     };
@@ -338,12 +332,9 @@ unsafe fn receive_message(fd: c_int, message: *mut msghdr, flags: c_int) -> isiz
     let direct = |flags| real!(recvmsg(fd: c_int, message: *mut msghdr, flags: c_int) -> isize);
     // SAFETY: the caller's promise.
     unsafe {
-        let count = c_int::try_from((*message).msg_iovlen).unwrap_or(c_int::MAX);
-        let vectors = (*message).msg_iov;
+        let (vectors, count) = ((*message).msg_iov, (*message).msg_iovlen);
         let Some(spans) = spans_of(vectors, count) else { return -1 };
-        let stream = |r: &Rsockets, number, flags| {
-            receive_stream(r, number, vectors, usize::try_from(count).unwrap_or(0), flags)
-        };
+        let stream = |r: &Rsockets, number, flags| receive_stream(r, number, vectors, count, flags);
         let received = receive_parts(fd, spans, flags, direct, stream);
         // It may have become a stream while the call waited.
         if !fds::is_ruled(fd) {
@@ -367,11 +358,10 @@ unsafe fn send_message(fd: c_int, message: *const msghdr, flags: c_int) -> isize
     let direct = |flags| real!(sendmsg(fd: c_int, message: *const msghdr, flags: c_int) -> isize);
     // SAFETY: the caller's promise.
     unsafe {
-        let count = c_int::try_from((*message).msg_iovlen).unwrap_or(c_int::MAX);
-        let vectors = (*message).msg_iov;
+        let (vectors, count) = ((*message).msg_iov, (*message).msg_iovlen);
         let Some(spans) = spans_of(vectors, count) else { return -1 };
         let stream = |r: &Rsockets, number, flags| {
-            let message = self::message(vectors, usize::try_from(count).unwrap_or(0));
+            let message = self::message(vectors, count);
             (r.rsendmsg)(number, &raw const message, flags)
         };
         send_parts(fd, spans, flags, direct, stream)

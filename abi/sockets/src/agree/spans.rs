@@ -11,17 +11,25 @@ use uwarp_preload::real;
 pub struct Spans(SmallVec<[iovec; 4]>);
 
 impl Spans {
+    /// `too_many`: the error where there are more pieces than the system takes, which is another one for each
+    /// call.
+    ///
     /// # Safety
     /// `vectors` has `count` entries.
-    pub unsafe fn new(vectors: *const iovec, count: usize) -> Result<Self, c_int> {
+    pub unsafe fn new(vectors: *const iovec, count: usize, too_many: c_int) -> Result<Self, c_int> {
         if count > 1024 {
-            return Err(libc::EMSGSIZE);
+            return Err(too_many);
         }
         if count > 0 && vectors.is_null() {
             return Err(libc::EFAULT);
         }
         // SAFETY: the caller's promise.
-        Ok(Self((0..count).map(|at| unsafe { vectors.add(at).read_unaligned() }).collect()))
+        let pieces = Self((0..count).map(|at| unsafe { vectors.add(at).read_unaligned() }).collect());
+        // The system's lengths have a sign.
+        match pieces.0.iter().any(|piece| piece.iov_len.cast_signed() < 0) {
+            true => Err(libc::EINVAL),
+            false => Ok(pieces),
+        }
     }
 
     /// One piece.
