@@ -73,6 +73,12 @@ impl<Q: Clone> Numbers<Q> {
             tracing::warn!(
                 "no port for queue pairs: every 256 of a process need one that is free in TCP and UDP{}",
                 match &Config::get().ports {
+                    Some(range) if *range.start() < 1024 => format!(
+                        " in UWARP_PORT_RANGE={}-{} (ports below 1024 are for root alone, unless the system \
+                         is told otherwise)",
+                        range.start(),
+                        range.end()
+                    ),
                     Some(range) => format!(" in UWARP_PORT_RANGE={}-{}", range.start(), range.end()),
                     None => ", and two descriptors (see `ulimit -n`)".into(),
                 }

@@ -171,11 +171,16 @@ fn rows(launcher: &Launcher, transport: Transport, view: Option<View>) -> Result
     if let Some(way) = lacks(launcher, transport) {
         let others = Transport::value_variants().iter().filter(|other| lacks(launcher, **other).is_none());
         let others: Vec<_> = others.map(|other| other.word()).collect();
-        return Err(format!(
-            "this {launcher} is built without {way}, which --transport {} needs. Use --transport {}",
-            transport.word(),
-            others.join(" or ")
-        ));
+        let (word, others) = (transport.word(), others.join(" or "));
+        return Err(match transport {
+            Transport::Hybrid => {
+                format!("--transport {word} is {way}, and this is {launcher}. Use --transport {others}")
+            }
+            _ => format!(
+                "this {launcher} is built without {way}, which --transport {word} needs. \
+                 Use --transport {others}"
+            ),
+        });
     }
     let with = |head: Row, rest: &[Row]| std::iter::once(head).chain(rest.iter().copied()).collect();
     // Without a variable that this MPI would not know.
@@ -481,7 +486,7 @@ mod tests {
             assert!(reason.ends_with("Use --transport rc or ud or hybrid"), "{reason}");
         }
         let others = plan(&launcher(Kind::OpenMpi, &[]), Transport::Hybrid, true).unwrap_err();
-        assert!(others.contains("without MVAPICH2's own use of verbs"), "{others}");
+        assert!(others.contains("is MVAPICH2's own use of verbs, and this is Open MPI"), "{others}");
         let iwarp = DeviceOptions { view: Some(View::Iwarp), ..Default::default() };
         for (transport, device, set, unset) in [
             (Transport::Rc, &DeviceOptions::default(), "MV2_ON_DEMAND_THRESHOLD", "MV2_USE_IWARP_MODE"),
