@@ -6,6 +6,7 @@
 #include <pthread.h>
 #include <signal.h>
 #include <sys/epoll.h>
+#include <sys/ioctl.h>
 #include <sys/resource.h>
 #include <sys/select.h>
 
@@ -383,12 +384,79 @@ static void entries(void)
 	MUST(close(c) == 0 && close(a) == 0 && close(l) == 0);
 }
 
+/* A connection whose end that connects has this asked for before it is used; says whether it becomes a stream. */
+static bool becomes_with(int (*ask)(int fd), int fds[2])
+{
+	int l = listener();
+	ino_t before;
+	char byte;
+
+	fds[0] = client();
+	MUST((fds[1] = accept4(l, NULL, NULL, SOCK_CLOEXEC)) >= 0 && close(l) == 0);
+	MUST(ask == NULL || ask(fds[0]) == 0);
+	before = inode(fds[0]);
+	for (int i = 0; i < 20; i++) {
+		MUST(send(fds[0], "q", 1, 0) == 1 && recv(fds[1], &byte, 1, 0) == 1);
+		MUST(send(fds[1], "r", 1, 0) == 1 && recv(fds[0], &byte, 1, 0) == 1 && byte == 'r');
+		usleep(1000);
+	}
+	return becomes(fds[0], before, ask ? 1000 : LIMIT_MS);
+}
+
+static int asks_for_signals(int fd)
+{
+	return fcntl(fd, F_SETFL, O_ASYNC);
+}
+
+static int asks_for_zerocopy(int fd)
+{
+	int on = 1;
+
+	return setsockopt(fd, SOL_SOCKET, SO_ZEROCOPY, &on, sizeof on);
+}
+
+/* What a stream has not: where the program has asked for it, the connection stays TCP; behind the switch it is refused. */
+static void what_no_stream_has(void)
+{
+	struct sockaddr_storage name;
+	socklen_t len = sizeof name;
+	pid_t child;
+	int fds[2], status;
+	char to[8];
+
+	signal(SIGIO, SIG_IGN);
+	check(!becomes_with(asks_for_signals, fds), "O_ASYNC keeps it TCP", "it became a stream");
+	MUST(close(fds[0]) == 0 && close(fds[1]) == 0);
+	check(!becomes_with(asks_for_zerocopy, fds), "SO_ZEROCOPY keeps it TCP", "it became a stream");
+	MUST(close(fds[0]) == 0 && close(fds[1]) == 0);
+	check(becomes_with(NULL, fds), "another one becomes a stream", "it stays TCP");
+	check_failed(asks_for_zerocopy(fds[0]) == -1, EOPNOTSUPP, "SO_ZEROCOPY of a stream");
+	fflush(stdout);
+	MUST((child = fork()) >= 0);
+	if (child == 0)
+		_exit(ioctl(fds[0], FIONCLEX) == 0 && fcntl(fds[0], F_GETFD) == 0 ? 0 : 1);
+	MUST(waitpid(child, &status, 0) == child);
+	check(status == 0, "a child keeps it over exec by ioctl as by fcntl", "%#x", status);
+	MUST(send(fds[1], "bye", 3, 0) == 3 && close(fds[1]) == 0 && readable(fds[0], LIMIT_MS));
+	/* Both ends of the connection end, sooner or later. */
+	for (int i = 0; i < 50; i++, usleep(10000)) {
+		len = sizeof name;
+		if (getpeername(fds[0], (struct sockaddr *)&name, &len) != 0)
+			break;
+	}
+	check(getpeername(fds[0], (struct sockaddr *)&name, &len) == 0 && name.ss_family == AF_INET,
+	      "a peer that has closed has a name", "errno %d", errno);
+	check(recv(fds[0], to, sizeof to, 0) == 3 && recv(fds[0], to, sizeof to, 0) == 0, "what it sent before", "errno %d", errno);
+	MUST(close(fds[0]) == 0);
+}
+
 static const struct group groups[] = {
 	{ "waits", waits },
 	{ "entries", entries },
 	{ "handlers", handlers },
 	{ "many", many },
 	{ "exhausted", exhausted },
+	{ "what_no_stream_has", what_no_stream_has },
 };
 
 int main(int argc, char **argv)

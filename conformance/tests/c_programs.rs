@@ -150,7 +150,7 @@ const SAME_CALLS_AS: [(&str, Option<&str>, &[&str]); 6] = [
 
 /// Program and groups of connections upgraded in place: with a rule for both ends, and with one for one end,
 /// the other of which is TCP or played by hand.
-const UPGRADE: [(&str, &str, &str, &str, &[&str]); 36] = [
+const UPGRADE: [(&str, &str, &str, &str, &[&str]); 37] = [
     ("upgrade", "integrity", "-", "upgrade", &["UPGRADED"]),
     ("upgrade", "integrity", "::1", "upgrade", &["UPGRADED"]),
     ("upgrade", "integrity", "-", "upgrade:connect", &[]),
@@ -167,6 +167,7 @@ const UPGRADE: [(&str, &str, &str, &str, &[&str]); 36] = [
     ("upgraded", "handlers", "-", "upgrade", &[]),
     ("upgraded", "many", "-", "upgrade", &[]),
     ("upgraded", "exhausted", "-", "upgrade", &[]),
+    ("upgraded", "what_no_stream_has", "-", "upgrade", &[]),
     ("upgrade_processes", "forked", "-", "upgrade", &["UPGRADED"]),
     ("upgrade_processes", "shared_by_two", "-", "upgrade", &[]),
     ("upgrade_processes", "handed_on", "-", "upgrade", &[]),

@@ -670,6 +670,11 @@ fn fcntl_special(fd: c_int, command: c_int, argument: c_int, really: impl FnOnce
 /// Variadic in C, as `fcntl`.
 #[cfg_attr(not(test), unsafe(no_mangle))]
 unsafe extern "C-unwind" fn ioctl(fd: c_int, request: c_ulong, argument: *mut c_int) -> c_int {
+    if fds::is_special(fd) && matches!(request, libc::FIOCLEX | libc::FIONCLEX) {
+        let flags = if request == libc::FIOCLEX { libc::FD_CLOEXEC } else { 0 };
+        let really = || real!(ioctl(fd: c_int, request: c_ulong, argument: *mut c_int) -> c_int);
+        return fcntl_special(fd, libc::F_SETFD, flags, really);
+    }
     let _still = agree::table::still(fd);
     if fds::is_ruled(fd) {
         // SAFETY: the caller passes what the function of libc takes.
@@ -693,10 +698,6 @@ unsafe fn ioctl_of(fd: c_int, request: c_ulong, argument: *mut c_int) -> Option<
         libc::FIONBIO if !argument.is_null() => {
             // SAFETY: the caller's promise.
             sock.set_nonblocking(calls, unsafe { argument.read_unaligned() } != 0);
-            return Some(0);
-        }
-        libc::FIOCLEX | libc::FIONCLEX => {
-            fds::set_kept(fd, request == libc::FIONCLEX);
             return Some(0);
         }
         libc::FIONREAD if sock.listens() => return Some(failed(libc::EINVAL)),

@@ -54,6 +54,10 @@ unsafe extern "C-unwind" fn setsockopt(
         }
     }
     let _still = table::still(fd);
+    if (level, name) == (libc::SOL_SOCKET, libc::SO_ZEROCOPY) && fds::is_ruled(fd) {
+        // Nobody would say that a buffer is free. (A socket that has it stays TCP.)
+        return sock::fail(libc::EOPNOTSUPP);
+    }
     if !fds::is_ruled(fd) {
         return real!(setsockopt(
             fd: c_int, level: c_int, name: c_int, value: *const c_void, len: socklen_t

@@ -206,7 +206,8 @@ impl Rsockets {
         self.set_take_over(socket, UWARP_PREPARE, with)
     }
 
-    /// [`Self::take_over`] will not follow.
+    /// [`Self::take_over`] will not follow, or its stream is not wanted any more. Afterwards that runs
+    /// ([`Self::joined`]), or nothing reads the connection.
     pub fn give_up(&self, socket: c_int) {
         let _ = self.set_take_over(socket, UWARP_PREPARE, &take_over { fd: -1, initiates: 0 });
     }

@@ -635,7 +635,7 @@ impl Sock {
         let Some(calls) = self.calls() else { return -1 };
         if let Some(conn) = &self.conn {
             let fd = conn.tcp();
-            return if peer {
+            let given = if peer {
                 uwarp_preload::real!(getpeername(
                     fd: c_int, to: *mut sockaddr, len: *mut socklen_t
                 ) -> c_int)
@@ -644,6 +644,14 @@ impl Sock {
                     fd: c_int, to: *mut sockaddr, len: *mut socklen_t
                 ) -> c_int)
             };
+            // A stream closes the connection in both directions. TCP's peer has a name until the program closes.
+            if given == 0 || !peer || errno() != libc::ENOTCONN || conn.stage() != Stage::Stream {
+                return given;
+            }
+            let peer = conn.agreement.lock().peer();
+            // SAFETY: the caller's promise.
+            unsafe { crate::address::give(crate::address::seen(peer, self.v6), to, len) };
+            return 0;
         }
         if to.is_null() || len.is_null() {
             set_errno(libc::EFAULT);

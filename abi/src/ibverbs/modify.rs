@@ -191,7 +191,9 @@ pub fn convert_ud(attr: &ibv_qp_attr, mask: u32, current: QpState) -> Result<QpM
 
 /// The same of an RD queue pair.
 pub fn convert_rd(attr: &ibv_qp_attr, mask: u32, current: QpState) -> Result<QpModify, Failure> {
-    convert_datagrams(attr, mask, current, rd_transition)
+    let change = convert_datagrams(attr, mask, current, rd_transition)?;
+    check_retries(attr, mask)?;
+    Ok(change)
 }
 
 /// The same of a UC queue pair.
@@ -269,16 +271,11 @@ fn check_common_values(attr: &ibv_qp_attr, mask: u32) -> Result<(), Failure> {
 
 fn check_values(attr: &ibv_qp_attr, mask: u32, limits: &Limits) -> Result<(), Failure> {
     check_common_values(attr, mask)?;
+    check_retries(attr, mask)?;
     let rules = [
-        // Programs pass a region's flags; those that mean nothing to a queue pair are ignored.
-        (IBV_QP_ACCESS_FLAGS, Access::from_bits(attr.qp_access_flags).is_some(), "unknown rights"),
         (IBV_QP_PATH_MTU, (IBV_MTU_256..=IBV_MTU_4096).contains(&attr.path_mtu), "unknown path MTU"),
         (IBV_QP_DEST_QPN, attr.dest_qp_num < 1 << 24, "a QPN has 24 bits"),
         (IBV_QP_RQ_PSN, attr.rq_psn < 1 << 24, "a PSN has 24 bits"),
-        (IBV_QP_MIN_RNR_TIMER, attr.min_rnr_timer < 32, "min_rnr_timer is more than 31"),
-        (IBV_QP_TIMEOUT, attr.timeout < 32, "timeout is more than 31"),
-        (IBV_QP_RETRY_CNT, attr.retry_cnt < 8, "retry_cnt is more than 7"),
-        (IBV_QP_RNR_RETRY, attr.rnr_retry < 8, "rnr_retry is more than 7"),
         (
             IBV_QP_MAX_QP_RD_ATOMIC,
             u32::from(attr.max_rd_atomic) <= limits.max_qp_rd_atom,
@@ -289,6 +286,19 @@ fn check_values(attr: &ibv_qp_attr, mask: u32, limits: &Limits) -> Result<(), Fa
             u32::from(attr.max_dest_rd_atomic) <= limits.max_qp_rd_atom,
             "more reads than the device allows",
         ),
+    ];
+    keep_to(mask, &rules)
+}
+
+/// Of all that repeat what was not taken.
+fn check_retries(attr: &ibv_qp_attr, mask: u32) -> Result<(), Failure> {
+    let rules = [
+        // Programs pass a region's flags; those that mean nothing to a queue pair are ignored.
+        (IBV_QP_ACCESS_FLAGS, Access::from_bits(attr.qp_access_flags).is_some(), "unknown rights"),
+        (IBV_QP_MIN_RNR_TIMER, attr.min_rnr_timer < 32, "min_rnr_timer is more than 31"),
+        (IBV_QP_TIMEOUT, attr.timeout < 32, "timeout is more than 31"),
+        (IBV_QP_RETRY_CNT, attr.retry_cnt < 8, "retry_cnt is more than 7"),
+        (IBV_QP_RNR_RETRY, attr.rnr_retry < 8, "rnr_retry is more than 7"),
     ];
     keep_to(mask, &rules)
 }
@@ -337,6 +347,24 @@ mod tests {
         let mut attr = good();
         attr.qp_state = to as u32;
         checked(&attr, mask, from, &NONE, ib).err().map_or(0, |e| e.errno)
+    }
+
+    /// A timer of more than 31 would have kept a sender from its limit.
+    #[test]
+    fn retries_of_reliable_datagrams_are_those_of_rc() {
+        let with = |set: fn(&mut ibv_qp_attr)| {
+            let mut attr = good();
+            attr.qp_state = Init as u32;
+            set(&mut attr);
+            let retries = IBV_QP_MIN_RNR_TIMER | IBV_QP_RNR_RETRY;
+            let (required, _) = rd_transition(Reset, Init).expect("there is one");
+            let mask = IBV_QP_STATE | required | retries | IBV_QP_ACCESS_FLAGS;
+            convert_rd(&attr, mask, Reset).is_ok()
+        };
+        assert!(with(|_| ()) && with(|attr| (attr.min_rnr_timer, attr.rnr_retry) = (31, 7)));
+        assert!(!with(|attr| attr.min_rnr_timer = 142));
+        assert!(!with(|attr| attr.rnr_retry = 8));
+        assert!(!with(|attr| attr.qp_access_flags = 1 << 30));
     }
 
     #[test]

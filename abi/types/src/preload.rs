@@ -21,7 +21,8 @@ pub const NOTHING_NEW: i16 = 0x0800;
 pub const UWARP_UNREAD: c_int = 3;
 /// To set, a [`take_over`]: the connection that was prepared becomes this socket's.
 pub const UWARP_TAKE_OVER: c_int = 4;
-/// To set before that, the same: all is made that it needs. -1 as the descriptor: it will not follow.
+/// To set before that, the same: all is made that it needs. -1 as the descriptor: it will not
+/// follow, or is not wanted any more: then it runs already, or never will.
 pub const UWARP_PREPARE: c_int = 8;
 /// To get, a `c_int`: what has become of that. 0: nothing yet; 1: the stream runs, or has run; below: an
 /// errno, negative.

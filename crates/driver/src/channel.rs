@@ -459,7 +459,7 @@ impl Channel {
             }
         } else {
             self.leave_to_others();
-            self.engine.hand_over();
+            self.engine.hand_over_from_loops();
         }
         looped
     }
@@ -707,5 +707,29 @@ impl Drop for Blocked<'_> {
 impl Drop for Channel {
     fn drop(&mut self) {
         self.close();
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::{Arc, Weak};
+
+    use super::Channel;
+    use crate::engine::Engine;
+    use crate::fork;
+
+    /// A channel that was armed before its queue pair was connected had the background thread nap beside a
+    /// loop that could not serve what many queue pairs share: 1 to 2 ms for each message.
+    #[test]
+    fn a_loop_that_cannot_serve_its_sources_is_none() {
+        // Without a background thread.
+        let engine = Arc::new(Engine::new().unwrap());
+        let channel = Channel::new(&engine).unwrap();
+        let flags = rustix::fs::OFlags::NONBLOCK;
+        rustix::fs::fcntl_setfl(fork::borrow(channel.fd()), flags).unwrap();
+        assert!(fork::nonblocking(channel.fd()));
+        assert!(channel.armed(&Weak::new()) && engine.is_looped());
+        channel.fed_by(None, &Weak::new());
+        assert!(!channel.armed(&Weak::new()) && !engine.is_looped());
     }
 }

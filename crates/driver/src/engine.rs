@@ -508,6 +508,18 @@ impl Engine {
         }
     }
 
+    /// The caller waits elsewhere for what only the background thread brings. That one would sleep on beside
+    /// a loop of the program that serves its own sockets, or did so before it had others to wait for.
+    pub(crate) fn hand_over_from_loops(&self) {
+        self.hand_over();
+        if self.loops.load(Ordering::Relaxed) && !self.is_led() {
+            self.loops.store(false, Ordering::Relaxed);
+            if self.mode.get() == Mode::BesideLeads {
+                self.unpark_background();
+            }
+        }
+    }
+
     /// How often there was input when the background thread took the sockets back from threads that had
     /// stopped polling.
     pub(crate) fn missed(&self) -> u64 {

@@ -243,10 +243,14 @@ impl Socket {
         Ok(())
     }
 
-    /// [`Self::take_over`] will not follow.
+    /// [`Self::take_over`] will not follow; or its stream is not wanted any more. From now on nothing reads
+    /// the connection, unless the stream runs already ([`Self::has_taken_over`]).
     pub fn give_up_what_was_prepared(&self) {
         let prepared = self.inner.lock().prepared.take();
         drop(prepared);
+        if let Some(upgraded) = self.upgraded() {
+            upgraded.give_up();
+        }
     }
 
     /// Takes over the connected TCP socket of the kernel that was prepared, whose connection becomes the

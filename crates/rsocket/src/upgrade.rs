@@ -389,13 +389,18 @@ impl Upgraded {
         !self.closed.swap(true, Ordering::SeqCst)
     }
 
-    /// The rest of it.
-    pub fn finish_close(&self, linger: Option<Duration>) {
-        self.waiters.wake();
+    /// Ends set-up: afterwards the stream runs already, or never will.
+    pub(crate) fn give_up(&self) {
         let adoption = self.adoption.lock().take();
         if let Some(adoption) = adoption {
             adoption.cancel();
         }
+    }
+
+    /// The rest of it.
+    pub fn finish_close(&self, linger: Option<Duration>) {
+        self.waiters.wake();
+        self.give_up();
         if linger == Some(Duration::ZERO) || self.stream.shut(true, true).is_err() {
             return self.stream.qp().destroy();
         }

@@ -20,6 +20,7 @@
 //! Who is the peer is decided before any of this: on one host by its descriptor of the connection, across
 //! hosts by the key of the rule (docs/adr/044). What is not proven does not come here.
 
+use std::net::SocketAddr;
 use std::time::{Duration, Instant};
 
 use super::inbound::Found;
@@ -176,6 +177,14 @@ impl Agreement {
     /// The connection.
     pub fn ends(&self) -> Ends {
         self.ends
+    }
+
+    /// The other end.
+    pub fn peer(&self) -> SocketAddr {
+        match self.role {
+            Role::Connected => self.ends.accepted,
+            Role::Accepted => self.ends.connected,
+        }
     }
 
     /// Which end this is.

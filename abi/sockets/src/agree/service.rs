@@ -625,11 +625,22 @@ fn prepare(conn: &Arc<Conn>, pattern: Pattern) -> bool {
     replaced
 }
 
+/// Whether the program has asked for signals about this socket, which would go on for ever about what the
+/// library reads, or for notices that its buffers are free.
+fn uses_what_no_stream_has(fd: c_int) -> bool {
+    let flags = sys::fcntl(fd, libc::F_GETFL, 0).unwrap_or(0);
+    flags & libc::O_ASYNC != 0 || sys::option(fd, libc::SOL_SOCKET, libc::SO_ZEROCOPY).unwrap_or(0) != 0
+}
+
 fn replace(conn: &Arc<Conn>, calls: &Rsockets, number: c_int, pattern: Pattern) -> bool {
     let mut table = table::change();
     let numbers = table::descriptors(&table, conn);
     let Some(first) = numbers.first() else { return false };
     if conn.stage() != Stage::Direct || is_ending() {
+        return false;
+    }
+    if uses_what_no_stream_has(*first) {
+        conn.agreement.lock().cannot(Why::Vetoed);
         return false;
     }
     let Ok(tcp) = sys::second(*first) else { return false };

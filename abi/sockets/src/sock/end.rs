@@ -57,8 +57,16 @@ impl Sock {
                 return service::let_die(conn);
             }
         } else if conn.stage() != Stage::Stream {
-            // What the peer sends to set the stream up must not reset what was sent before.
-            return service::let_die(conn);
+            let joined = self.calls().and_then(|calls| {
+                calls.give_up(self.number);
+                calls.joined(self.number)
+            });
+            if !matches!(joined, Some(Ok(()))) {
+                // What the peer sends to set the stream up must not reset what was sent before.
+                return service::let_die(conn);
+            }
+            // It runs, and goes on until the peer has all. What comes is the stream's.
+            conn.joined(Ok(()), |_| ());
         }
         service::forget(conn.key);
     }

@@ -231,7 +231,8 @@ impl RdCore {
         let Some(recv) = taken else {
             self.drops.no_receive += 1;
             self.receives.wanted = true;
-            return Err(Placed::NoReceive(self.shell.attr.min_rnr_timer));
+            // (Its upper bits are not the program's.)
+            return Err(Placed::NoReceive(self.shell.attr.min_rnr_timer & 0x1f));
         };
         let number = self.receives.taken;
         self.receives.taken += 1;

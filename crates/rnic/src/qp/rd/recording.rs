@@ -61,7 +61,8 @@ impl RdCore {
         let Some(record) = recording.records.begin(about) else {
             self.drops.no_record += 1;
             self.receives.want();
-            return Err(Placed::NoReceive(self.shell.attr.min_rnr_timer));
+            // (Its upper bits are not the program's.)
+            return Err(Placed::NoReceive(self.shell.attr.min_rnr_timer & 0x1f));
         };
         recording.open.insert(segment.message, record);
         Ok(())
