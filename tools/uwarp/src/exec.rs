@@ -8,6 +8,7 @@ use std::os::unix::ffi::OsStringExt;
 use std::os::unix::process::CommandExt;
 use std::path::Path;
 use std::process::Command;
+use std::sync::atomic::{AtomicBool, Ordering};
 
 /// Becomes the program at `path`, called with `words`, its name first; returns only if that fails.
 /// `variables` are set beside those of this process.
@@ -21,6 +22,8 @@ pub fn exec(path: &Path, words: &[OsString], variables: &[(&str, OsString)], she
         command.arg0(name).args(arguments);
     }
     command.envs(variables.iter().cloned());
+    // SAFETY: without a fork, it runs in this thread as all code does.
+    unsafe { command.pre_exec(leave_broken_pipes) };
     if !shell {
         let (path, words, environment) = match prepared(path, words, variables) {
             Ok(prepared) => prepared,
@@ -34,6 +37,34 @@ pub fn exec(path: &Path, words: &[OsString], variables: &[(&str, OsString)], she
         unsafe { command.pre_exec(execve) };
     }
     command.exec()
+}
+
+/// Whether this process was started with SIGPIPE ignored, as services of systemd are. Rust's runtime ignores
+/// it in any case, and sets it to its default before a program is run.
+static IGNORES_BROKEN_PIPES: AtomicBool = AtomicBool::new(false);
+
+/// Runs before that runtime.
+#[used]
+#[cfg_attr(not(test), unsafe(link_section = ".init_array"))]
+static FIRST: extern "C" fn() = note_broken_pipes;
+
+extern "C" fn note_broken_pipes() {
+    // SAFETY: it only asks; zeros are a value, which the call overwrites.
+    let handler = unsafe {
+        let mut action = std::mem::zeroed::<libc::sigaction>();
+        libc::sigaction(libc::SIGPIPE, std::ptr::null(), &raw mut action);
+        action.sa_sigaction
+    };
+    IGNORES_BROKEN_PIPES.store(handler == libc::SIG_IGN, Ordering::Relaxed);
+}
+
+/// The program gets what this process was started with.
+fn leave_broken_pipes() -> io::Result<()> {
+    if IGNORES_BROKEN_PIPES.load(Ordering::Relaxed) {
+        // SAFETY: no handler.
+        unsafe { libc::signal(libc::SIGPIPE, libc::SIG_IGN) };
+    }
+    Ok(())
 }
 
 type Prepared = (CString, Vec<CString>, Vec<CString>);

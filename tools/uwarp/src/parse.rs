@@ -103,6 +103,20 @@ fn better(error: &Error, words: &[OsString]) -> Option<String> {
             };
             Some(format!("{given} is not valid: {reason}{near}"))
         }
+        ErrorKind::ArgumentConflict => {
+            let name = |text: &str| text.split([' ', '[', '=']).next().unwrap_or_default().to_owned();
+            let option = name(word(ContextKind::InvalidArg)?);
+            let others: Vec<_> = match error.get(ContextKind::PriorArg)? {
+                ContextValue::String(other) => vec![name(other)],
+                ContextValue::Strings(others) => others.iter().map(|other| name(other)).collect(),
+                _ => return None,
+            };
+            Some(match others.iter().all(|other| *other == option) {
+                true => format!("{option} is given more than once"),
+                false => format!("{option} does not go with {}", others.join(" and ")),
+            })
+        }
+        ErrorKind::InvalidUtf8 => Some("an option or its value is not valid UTF-8".to_owned()),
         _ => None,
     }
 }

@@ -54,13 +54,20 @@ pub fn run(args: &StatArgs) -> ExitCode {
             clear();
         }
         let mut out = io::stdout().lock();
-        // The reader has gone.
         let written = if text.is_empty() { Ok(()) } else { writeln!(out, "{text}") };
-        if written.and_then(|()| out.flush()).is_err() {
-            return ExitCode::SUCCESS;
+        match written.and_then(|()| out.flush()) {
+            Ok(()) => {}
+            // The reader has gone.
+            Err(error) if error.kind() == io::ErrorKind::BrokenPipe => return ExitCode::SUCCESS,
+            Err(error) => {
+                complain(&format_args!("cannot write to standard output: {error}"));
+                return ExitCode::FAILURE;
+            }
         }
         let Some(interval) = args.watch else {
-            return if missing.is_empty() { ExitCode::SUCCESS } else { ExitCode::FAILURE };
+            let silent = |process: &Process| args.pid.contains(&process.pid) && process.answer.is_err();
+            let all = missing.is_empty() && !processes.iter().any(silent);
+            return if all { ExitCode::SUCCESS } else { ExitCode::FAILURE };
         };
         before = Seen::new(&processes);
         std::thread::sleep(Duration::from_secs_f64(interval).saturating_sub(begin.elapsed()));

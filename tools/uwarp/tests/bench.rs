@@ -55,6 +55,18 @@ fn numbers_of_peers_are_two_and_only_of_memory() {
     }
 }
 
+/// The figures were measured, and then thrown away with the plot.
+#[test]
+fn a_plot_that_cannot_be_written_is_refused_before_anything_is_measured() {
+    let nowhere = "/no such directory/x.svg";
+    let said = complaint(&["memory", "--peers", "1..2", "--plot", nowhere]);
+    assert!(said.starts_with(&format!("uwarp: cannot write the plot to {nowhere}: ")), "{said}");
+    for figure in ["latency", "loops", "sharing", "ucx"] {
+        let said = complaint(&[figure, "--plot", "/dev/null"]);
+        assert_eq!(said, "uwarp: --plot is for sockets, for mpi and for memory with --peers\n");
+    }
+}
+
 /// It is no command for users, but it must not hang when one finds it.
 #[test]
 fn an_end_without_orders_ends() {

@@ -86,7 +86,7 @@ impl std::fmt::Display for Why {
                 "memory was not offered: UWARP_LINK=tcp or UWARP_PEER=off there, an older version, too much \
                  private data, or no process of this host"
             }
-            Self::Initiator => "the end that has connected has chosen it, and says there why",
+            Self::Initiator => "the end that has connected has chosen it; its log at level info says why",
             Self::Datagrams => "the peer has connected over TCP",
             Self::Broken => "the peer has written nonsense into the memory",
             Self::Sandbox => {

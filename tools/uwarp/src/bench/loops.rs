@@ -98,8 +98,8 @@ struct Row {
 }
 
 pub fn run(args: &BenchArgs, place: Place) -> Result<bool> {
-    if args.pin != BenchPin::Spinning || args.plot.is_some() {
-        return Err(Failure::new("--pin and --plot are for other figures, not for loops"));
+    if args.pin != BenchPin::Spinning {
+        return Err(Failure::new("--pin is for other figures, not for loops"));
     }
     let library = libdir::find().map_err(|reason| Failure(reason.to_string()))?;
     let (seconds, rounds) = if args.quick { (0.6, 3) } else { (4.5, 9) };

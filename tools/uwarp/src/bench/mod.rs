@@ -58,6 +58,19 @@ use ways::{Sweep, Way};
 
 /// Exit status 1 if something could not be measured; figures that miss their goal are not failures.
 pub fn run(args: &BenchArgs) -> ExitCode {
+    if let Some(file) = &args.plot {
+        let of_peers = args.what == BenchWhat::Memory && args.peers.is_some();
+        if !of_peers && !matches!(args.what, BenchWhat::Mpi | BenchWhat::Sockets) {
+            complain(&"--plot is for sockets, for mpi and for memory with --peers");
+            return ExitCode::from(USAGE);
+        }
+        // Before anything is measured. What is there already stays as it is.
+        let opened = std::fs::File::options().create(true).append(true).open(file);
+        if let Err(error) = opened {
+            complain(&format_args!("cannot write the plot to {}: {error}", file.display()));
+            return ExitCode::from(USAGE);
+        }
+    }
     if args.what == BenchWhat::Mpi {
         return mpi::run(args);
     }
@@ -136,9 +149,6 @@ fn place(args: &BenchArgs) -> Result<Place> {
 fn measure(args: &BenchArgs) -> Result<Report> {
     // Reported once here rather than by each end.
     libdir::find().map_err(|reason| Failure(reason.to_string()))?;
-    if args.plot.is_some() {
-        return Err(Failure::new("--plot is for sockets, for mpi and for memory with --peers"));
-    }
     let place = place(args)?;
     let (seconds, rounds) = if args.quick { (0.6, 3) } else { (2.0, 9) };
     let (seconds, rounds) = (args.seconds.unwrap_or(seconds), args.rounds.unwrap_or(rounds));

@@ -169,9 +169,9 @@ fn items() -> Vec<Item> {
 }
 
 pub fn run(args: &BenchArgs) -> Result<bool> {
-    if args.netns || args.pin != BenchPin::Spinning || args.plot.is_some() {
+    if args.netns || args.pin != BenchPin::Spinning {
         return Err(Failure::new(
-            "--netns, --mtu, --pin and --plot are for other figures; sharing makes its own path",
+            "--netns, --mtu and --pin are for other figures; sharing makes its own path",
         ));
     }
     if !rustix::process::geteuid().is_root() {

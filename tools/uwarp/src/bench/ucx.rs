@@ -130,8 +130,8 @@ struct Row {
 }
 
 pub fn run(args: &BenchArgs, place: Place) -> Result<bool> {
-    if args.pin != BenchPin::Spinning || args.plot.is_some() || args.seconds.is_some() {
-        return Err(Failure::new("--pin, --plot and --seconds are for other figures, not for ucx"));
+    if args.pin != BenchPin::Spinning || args.seconds.is_some() {
+        return Err(Failure::new("--pin and --seconds are for other figures, not for ucx"));
     }
     if let Err(reason) = program::find(PERFTEST.as_ref()) {
         return Err(Failure(format!("{reason}. On Debian: apt-get install ucx-utils")));

@@ -2,6 +2,7 @@
 
 use std::env;
 use std::ffi::OsStr;
+use std::io::ErrorKind;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output};
 
@@ -135,6 +136,14 @@ fn kind(path: &Path, file: &Path, libdir: Option<&Path>) -> Check {
                 "check the file",
             );
         }
+        // Its user may run it, and not look into it.
+        Err(error) if error.kind() == ErrorKind::PermissionDenied && may_be_run(file) => {
+            return Check::warn(
+                name,
+                format!("cannot look into {shown}: {error}"),
+                "a static program loads no library: its log (--log info) shows whether it does",
+            );
+        }
         Err(error) => {
             return Check::fail(
                 name,
@@ -155,6 +164,10 @@ fn kind(path: &Path, file: &Path, libdir: Option<&Path>) -> Check {
         return Check::fail(name, found, "build the program for glibc");
     }
     Check::ok(name, format!("{shown}, {} bit, dynamically linked", facts.bits))
+}
+
+fn may_be_run(file: &Path) -> bool {
+    rustix::fs::access(file, rustix::fs::Access::EXEC_OK).is_ok()
 }
 
 /// What a script does to the variable that leads to the library.
