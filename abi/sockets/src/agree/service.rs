@@ -635,10 +635,11 @@ fn uses_what_no_stream_has(fd: c_int) -> bool {
 fn replace(conn: &Arc<Conn>, calls: &Rsockets, number: c_int, pattern: Pattern) -> bool {
     let mut table = table::change();
     let numbers = table::descriptors(&table, conn);
-    let Some(first) = numbers.first() else { return false };
-    if conn.stage() != Stage::Direct || is_ending() {
+    let ends = conn.stage() != Stage::Direct || is_ending();
+    let Some(first) = numbers.first().filter(|_| !ends) else {
+        conn.agreement.lock().cannot(Why::Ended);
         return false;
-    }
+    };
     if uses_what_no_stream_has(*first) {
         conn.agreement.lock().cannot(Why::Vetoed);
         return false;
@@ -699,10 +700,10 @@ fn replace(conn: &Arc<Conn>, calls: &Rsockets, number: c_int, pattern: Pattern) 
 fn join(conn: &Arc<Conn>, initiates: bool) -> bool {
     let (Some(calls), Some(sock)) = (rsockets::loaded(), conn.sock.lock().upgrade()) else { return false };
     let with = take_over { fd: conn.tcp(), initiates: c_int::from(initiates) };
-    if !conn.begin_to_join() {
-        return false;
+    let joined = conn.begin_to_join() && calls.take_over(sock.number(), &with);
+    if !joined && conn.closed.load(Ordering::Acquire) {
+        conn.agreement.lock().cannot(Why::Ended);
     }
-    let joined = calls.take_over(sock.number(), &with);
     conn.joining.store(joined, Ordering::Release);
     joined
 }

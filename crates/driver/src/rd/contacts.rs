@@ -1,6 +1,6 @@
 //! Processes to which the first stream is being opened, until they have answered.
 
-use std::collections::VecDeque;
+use std::collections::{BTreeSet, VecDeque};
 use std::net::SocketAddr;
 use std::time::{Duration, Instant};
 
@@ -20,6 +20,9 @@ const HOST: Duration = Duration::from_secs(4);
 /// (crates/cm/src/machine/active.rs).
 const ASK: Duration = Duration::from_millis(350);
 
+/// Peers of which a user is told that they do not answer, once each, until there are so many.
+const MOST_NAMED: usize = 1024;
+
 #[derive(Debug, Clone, Copy)]
 struct Contact {
     began: Instant,
@@ -34,6 +37,8 @@ pub(super) struct Contacts {
     asked: VecDeque<Contact>,
     /// Their systems say nothing.
     late: VecDeque<Contact>,
+    /// Programs, and those who connect by number for them, try again.
+    named: BTreeSet<SocketAddr>,
 }
 
 fn due(queue: &mut VecDeque<Contact>, after: Duration, now: Instant) -> Option<Contact> {
@@ -44,6 +49,13 @@ fn due(queue: &mut VecDeque<Contact>, after: Duration, now: Instant) -> Option<C
 impl Contacts {
     pub fn begin(&mut self, began: Instant, ticket: Ticket, route: rd::Route) {
         self.unasked.push_back(Contact { began, ticket, route });
+    }
+
+    fn is_new(&mut self, peer: SocketAddr) -> bool {
+        if self.named.len() >= MOST_NAMED {
+            self.named.clear();
+        }
+        self.named.insert(peer)
     }
 
     /// When there is something to do.
@@ -100,9 +112,10 @@ impl Turn {
         let Some(pipe) = self.streams.pipe(ticket).filter(|_| self.is_unanswered(now, ticket)) else {
             return;
         };
-        if why == Over::Unanswered {
+        let peer = pipe.ends().peer;
+        if why == Over::Unanswered && self.streams.contacts.is_new(peer) {
             tracing::warn!(
-                peer = %pipe.ends().peer,
+                %peer,
                 "UWARP_LINK requires reliable datagrams, and the peer does not answer them"
             );
         }
