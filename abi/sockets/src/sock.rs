@@ -644,7 +644,7 @@ impl Sock {
                     fd: c_int, to: *mut sockaddr, len: *mut socklen_t
                 ) -> c_int)
             };
-            // A stream closes the connection in both directions. TCP's peer has a name until the program closes.
+            // A stream closes the connection in both directions. TCP's peer has a name until it is closed.
             if given == 0 || !peer || errno() != libc::ENOTCONN || conn.stage() != Stage::Stream {
                 return given;
             }
