@@ -692,6 +692,9 @@ unsafe extern "C-unwind" fn ioctl(fd: c_int, request: c_ulong, argument: *mut c_
 unsafe fn ioctl_of(fd: c_int, request: c_ulong, argument: *mut c_int) -> Option<c_int> {
     const SIOCOUTQ: c_ulong = 0x5411;
     const SIOCATMARK: c_ulong = 0x8905;
+    const FIOASYNC: c_ulong = 0x5452;
+    const FIOSETOWN: c_ulong = 0x8901;
+    const SIOCSPGRP: c_ulong = 0x8902;
     let Some(sock) = sock::of(fd) else { return Some(-1) };
     let calls = sock.calls().filter(|_| !sock.is_handed())?;
     let number = match request {
@@ -700,6 +703,8 @@ unsafe fn ioctl_of(fd: c_int, request: c_ulong, argument: *mut c_int) -> Option<
             sock.set_nonblocking(calls, unsafe { argument.read_unaligned() } != 0);
             return Some(0);
         }
+        // Signals: the kernel's, about the stand-in, as by fcntl.
+        FIOASYNC | FIOSETOWN | SIOCSPGRP => return None,
         libc::FIONREAD if sock.listens() => return Some(failed(libc::EINVAL)),
         libc::FIONREAD => {
             let stream = sock.conn().is_none_or(|conn| conn.stage() == Stage::Stream);

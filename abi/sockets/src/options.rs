@@ -55,8 +55,12 @@ unsafe extern "C-unwind" fn setsockopt(
     }
     let _still = table::still(fd);
     if (level, name) == (libc::SOL_SOCKET, libc::SO_ZEROCOPY) && fds::is_ruled(fd) {
+        let is_on = !value.is_null() && len as usize >= size_of::<c_int>();
         // Nobody would say that a buffer is free. (A socket that has it stays TCP.)
-        return sock::fail(libc::EOPNOTSUPP);
+        // SAFETY: the caller passes what the function of libc takes.
+        if is_on && unsafe { value.cast::<c_int>().read_unaligned() } != 0 {
+            return sock::fail(libc::EOPNOTSUPP);
+        }
     }
     if !fds::is_ruled(fd) {
         return real!(setsockopt(

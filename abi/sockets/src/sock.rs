@@ -71,6 +71,8 @@ pub struct Sock {
     nonblocking: AtomicBool,
     /// Another process has written to the program's end of the stand-in.
     torn: AtomicBool,
+    /// It is closed.
+    ended: AtomicBool,
     /// A call has failed with `ECONNRESET` because nobody is there to send to.
     reset_said: AtomicBool,
     /// Other processes have it, too: the stand-in is a pair like any other, and a thread carries its bytes.
@@ -201,6 +203,7 @@ impl Sock {
             edges: AtomicBool::new(false),
             nonblocking: AtomicBool::new(false),
             torn: AtomicBool::new(false),
+            ended: AtomicBool::new(false),
             reset_said: AtomicBool::new(false),
             handed: AtomicBool::new(false),
             handing: Mutex::default(),
@@ -289,7 +292,8 @@ impl Sock {
             if before {
                 // The first look makes the stream say what it must say first.
                 let _ = calls.look(self.number, false);
-                if let Some(result) = calls.joined(self.number) {
+                // Of a closed one it says that there is none. Who closes it decides what becomes of it.
+                if let Some(result) = calls.joined(self.number).filter(|_| !self.has_ended()) {
                     let send = |outbound: &mut Outbound| conn.send_kept(outbound, calls, self.number);
                     if conn.joined(result, send) && result.is_ok() {
                         said::decided(conn, None);
@@ -371,6 +375,11 @@ impl Sock {
     /// Its key in [`watch`].
     pub fn set_key(&self, key: usize) {
         self.key.store(key, Ordering::SeqCst);
+    }
+
+    /// Whether it is closed.
+    pub fn has_ended(&self) -> bool {
+        self.ended.load(Ordering::SeqCst)
     }
 
     /// Whether the program waits for it.
@@ -644,7 +653,7 @@ impl Sock {
                     fd: c_int, to: *mut sockaddr, len: *mut socklen_t
                 ) -> c_int)
             };
-            // A stream closes the connection in both directions. TCP's peer has a name until it is closed.
+            // A stream's end closes the connection below it in both directions, and then TCP has no peer.
             if given == 0 || !peer || errno() != libc::ENOTCONN || conn.stage() != Stage::Stream {
                 return given;
             }

@@ -167,7 +167,13 @@ pub fn begin(sock: &Arc<Sock>) -> bool {
         want(key);
     }
     event_loop::begin(calls, sock.number());
-    calls.watch(sock.number(), changed, key, settle)
+    let followed = calls.watch(sock.number(), changed, key, settle);
+    // The program may have closed it before the key was known.
+    if !followed || sock.has_ended() {
+        end(key, sock);
+        return false;
+    }
+    true
 }
 
 /// The program waits for the socket with this key.

@@ -136,9 +136,12 @@ impl Adoption {
         Ok(Arc::new(Self(Runner::start(cm.engine(), owner, machine, [(conn, connection)]))))
     }
 
-    /// Gives up: nothing is reported any more. A stream that runs already goes on.
-    pub fn cancel(&self) {
-        self.0.cancel(Adopt::cancel);
+    /// Gives up: nothing is reported any more. A stream that runs already goes on: then its peer's private
+    /// data is returned, whether [`AdoptObserver::adopted`] was told or not.
+    pub fn cancel(&self) -> Option<Vec<u8>> {
+        let mut adopted = None;
+        self.0.cancel(|machine| adopted = machine.cancel());
+        adopted
     }
 }
 

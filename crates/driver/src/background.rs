@@ -160,6 +160,10 @@ impl Background {
         engine.mode.enter(Mode::BesideLeads);
         self.leave_timers_to_leader(engine);
         engine.pace.ask();
+        // Who handed over before this did not see this mode, and woke no thread.
+        if engine.last_poll.get().is_none() && !engine.is_led() {
+            return;
+        }
         sys::park_timeout(if engine.is_looped() { spans.beside_loops() } else { spans.beside_leads() });
     }
 

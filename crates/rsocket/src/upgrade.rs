@@ -392,8 +392,9 @@ impl Upgraded {
     /// Ends set-up: afterwards the stream runs already, or never will.
     pub(crate) fn give_up(&self) {
         let adoption = self.adoption.lock().take();
-        if let Some(adoption) = adoption {
-            adoption.cancel();
+        if let Some(private_data) = adoption.and_then(|adoption| adoption.cancel()) {
+            // Once more, if that was reported.
+            self.adopted(private_data);
         }
     }
 

@@ -635,11 +635,13 @@ fn uses_what_no_stream_has(fd: c_int) -> bool {
 fn replace(conn: &Arc<Conn>, calls: &Rsockets, number: c_int, pattern: Pattern) -> bool {
     let mut table = table::change();
     let numbers = table::descriptors(&table, conn);
-    let ends = conn.stage() != Stage::Direct || is_ending();
-    let Some(first) = numbers.first().filter(|_| !ends) else {
+    let Some(first) = numbers.first().filter(|_| !is_ending()) else {
         conn.agreement.lock().cannot(Why::Ended);
         return false;
     };
+    if conn.stage() != Stage::Direct {
+        return false;
+    }
     if uses_what_no_stream_has(*first) {
         conn.agreement.lock().cannot(Why::Vetoed);
         return false;
@@ -701,10 +703,9 @@ fn join(conn: &Arc<Conn>, initiates: bool) -> bool {
     let (Some(calls), Some(sock)) = (rsockets::loaded(), conn.sock.lock().upgrade()) else { return false };
     let with = take_over { fd: conn.tcp(), initiates: c_int::from(initiates) };
     let joined = conn.begin_to_join() && calls.take_over(sock.number(), &with);
-    if !joined && conn.closed.load(Ordering::Acquire) {
-        conn.agreement.lock().cannot(Why::Ended);
+    if !joined {
+        conn.joining.store(false, Ordering::Release);
     }
-    conn.joining.store(joined, Ordering::Release);
     joined
 }
 

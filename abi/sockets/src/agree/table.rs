@@ -163,7 +163,10 @@ pub fn stay_tcp_in(table: &mut Table, conn: &Conn, why: Why) -> bool {
     }
     conn.enter(Stage::Tcp);
     drop((inbound, outbound));
-    said::decided(conn, Some(why));
+    // Of one that the program has closed it was said.
+    if !conn.closed.load(Ordering::Acquire) {
+        said::decided(conn, Some(why));
+    }
     true
 }
 

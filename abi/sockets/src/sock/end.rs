@@ -5,7 +5,7 @@ use std::sync::atomic::Ordering;
 
 use super::Sock;
 use crate::agree::conn::{Conn, Stage};
-use crate::agree::service;
+use crate::agree::{said, service};
 use crate::{fds, sys, watch};
 
 impl Sock {
@@ -35,8 +35,9 @@ impl Sock {
         self.torn.load(Ordering::Relaxed) || at_once || unread()
     }
 
-    /// Ends a connection that was TCP's, or still is, before the rsocket ends.
-    fn end_conn(&self, conn: &Arc<Conn>) {
+    /// Ends a connection that was TCP's, or still is, before the rsocket ends. True: it is to be looked after
+    /// when that has ended, and nobody else reads it any more.
+    fn end_conn(&self, conn: &Arc<Conn>) -> bool {
         let tcp = conn.tcp();
         conn.closed.store(true, Ordering::Release);
         if self.torn.load(Ordering::Relaxed) {
@@ -54,7 +55,8 @@ impl Sock {
             if undecided || !outbound.unsent.is_empty() {
                 let _ = conn.end_sending(&mut outbound);
                 drop(outbound);
-                return service::let_die(conn);
+                service::let_die(conn);
+                return false;
             }
         } else if conn.stage() != Stage::Stream {
             let joined = self.calls().and_then(|calls| {
@@ -62,13 +64,15 @@ impl Sock {
                 calls.joined(self.number)
             });
             if !matches!(joined, Some(Ok(()))) {
-                // What the peer sends to set the stream up must not reset what was sent before.
-                return service::let_die(conn);
+                return true;
             }
             // It runs, and goes on until the peer has all. What comes is the stream's.
-            conn.joined(Ok(()), |_| ());
+            if conn.joined(Ok(()), |_| ()) {
+                said::decided(conn, None);
+            }
         }
         service::forget(conn.key);
+        false
     }
 
     /// Ends the connection: what was sent reaches the peer first.
@@ -77,13 +81,17 @@ impl Sock {
             conn.closed.store(true, Ordering::Release);
             return service::let_linger(conn);
         }
-        watch::end(self.key.load(Ordering::Relaxed), self);
-        if let Some(conn) = &self.conn {
-            self.end_conn(conn);
-        }
+        // Before the key is read: who follows it at this moment looks for this behind it (`watch::begin`).
+        self.ended.store(true, Ordering::SeqCst);
+        watch::end(self.key.load(Ordering::SeqCst), self);
+        let dying = self.conn.as_ref().filter(|conn| self.end_conn(conn));
         if let Some(calls) = self.calls() {
             // SAFETY: no pointer.
             sys::quietly(|| unsafe { (calls.rclose)(self.number) });
+        }
+        if let Some(conn) = dying {
+            // What the peer sends to set the stream up must not reset what was sent before.
+            service::let_die(conn);
         }
         let options = self.options.lock().take();
         if let Some(options) = options {

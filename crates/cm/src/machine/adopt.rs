@@ -95,7 +95,7 @@ pub struct Adopt {
 /// | Handshaking | limit, cancel | Over | Close; Report Failed unless cancelled |
 /// | Leaving | cancel | Over | Close |
 /// | Attaching, Attached | limit, cancel | Over | Disconnect; Report Failed unless cancelled |
-/// | Established | cancel | Over | – |
+/// | Established | cancel | Over | – (the private data is returned) |
 /// | Over, while attaching | Refused | Over | Close |
 ///
 /// Leaving waits only for the shell's answer to what it sends, which comes at once.
@@ -107,7 +107,8 @@ enum State {
     Attaching(Box<Shaken>),
     /// With the peer's private data.
     Attached(Vec<u8>),
-    Established,
+    /// With the same, for a cancel before it was reported.
+    Established(Vec<u8>),
     /// `attaching`: the shell has the connection, and may bring it back.
     Over {
         attaching: bool,
@@ -164,10 +165,16 @@ impl Adopt {
         self.conn
     }
 
-    /// Gives up: nothing is reported any more. A stream that runs already goes on.
-    pub fn cancel(&mut self) {
+    /// Gives up: nothing is reported any more. A stream that runs already goes on, and its peer's private
+    /// data is returned: the report may have been on its way.
+    pub fn cancel(&mut self) -> Option<Vec<u8>> {
         self.actions.retain(|action| !matches!(action, Action::Report(_)));
+        let adopted = match &mut self.state {
+            State::Established(private_data) => Some(std::mem::take(private_data)),
+            _ => None,
+        };
         self.abandon();
+        adopted
     }
 
     /// Ends what there is before the stream runs.
@@ -186,7 +193,7 @@ impl Adopt {
             }
             State::Handshaking(_) | State::Leaving(..) | State::Attaching(_) => self.close(),
             // The stream goes on; its end is not reported.
-            State::Established => {}
+            State::Established(_) => {}
             over @ State::Over { .. } => self.state = over,
         }
     }
@@ -272,7 +279,7 @@ impl Adopt {
                 self.report(Report::Failed(Errno::CONNRESET));
                 State::Over { attaching: false }
             }
-            (State::Established, StreamEvent::Ended(why)) => {
+            (State::Established(_), StreamEvent::Ended(why)) => {
                 self.report(Report::Ended(error_of(why)));
                 State::Over { attaching: false }
             }
@@ -288,8 +295,8 @@ impl Adopt {
 
     fn established(&mut self, private_data: Vec<u8>) -> State {
         self.limit = None;
-        self.report(Report::Adopted(private_data));
-        State::Established
+        self.report(Report::Adopted(private_data.clone()));
+        State::Established(private_data)
     }
 
     /// The peer believes that the stream has begun.

@@ -1,6 +1,6 @@
 //! Processes to which the first stream is being opened, until they have answered.
 
-use std::collections::{BTreeSet, VecDeque};
+use std::collections::{BTreeMap, VecDeque};
 use std::net::SocketAddr;
 use std::time::{Duration, Instant};
 
@@ -20,7 +20,9 @@ const HOST: Duration = Duration::from_secs(4);
 /// (crates/cm/src/machine/active.rs).
 const ASK: Duration = Duration::from_millis(350);
 
-/// Peers of which a user is told that they do not answer, once each, until there are so many.
+/// A user is told again of a peer that does not answer after this time. Programs, and those who connect by
+/// number for them, try again all the time.
+const NAMED: Duration = Duration::from_secs(60);
 const MOST_NAMED: usize = 1024;
 
 #[derive(Debug, Clone, Copy)]
@@ -37,8 +39,8 @@ pub(super) struct Contacts {
     asked: VecDeque<Contact>,
     /// Their systems say nothing.
     late: VecDeque<Contact>,
-    /// Programs, and those who connect by number for them, try again.
-    named: BTreeSet<SocketAddr>,
+    /// Of which peers a user was told, and when.
+    named: BTreeMap<SocketAddr, Instant>,
 }
 
 fn due(queue: &mut VecDeque<Contact>, after: Duration, now: Instant) -> Option<Contact> {
@@ -51,11 +53,17 @@ impl Contacts {
         self.unasked.push_back(Contact { began, ticket, route });
     }
 
-    fn is_new(&mut self, peer: SocketAddr) -> bool {
+    /// Whether a user is to be told that this peer does not answer.
+    fn names(&mut self, peer: SocketAddr, at: Instant) -> bool {
         if self.named.len() >= MOST_NAMED {
             self.named.clear();
         }
-        self.named.insert(peer)
+        let is_late = |told: &Instant| at.saturating_duration_since(*told) >= NAMED;
+        let names = self.named.get(&peer).is_none_or(is_late);
+        if names {
+            self.named.insert(peer, at);
+        }
+        names
     }
 
     /// When there is something to do.
@@ -113,7 +121,7 @@ impl Turn {
             return;
         };
         let peer = pipe.ends().peer;
-        if why == Over::Unanswered && self.streams.contacts.is_new(peer) {
+        if why == Over::Unanswered && self.streams.contacts.names(peer, now.get()) {
             tracing::warn!(
                 %peer,
                 "UWARP_LINK requires reliable datagrams, and the peer does not answer them"

@@ -161,7 +161,9 @@ impl Adopter {
                 self.shell.deferred.retain(|deferred| !matches!(deferred, Deferred::Report(_)));
                 self.cancelled = true;
                 match &mut self.machine {
-                    Some(machine) => machine.cancel(),
+                    Some(machine) => {
+                        machine.cancel();
+                    }
                     // The program closes its socket.
                     None => network(|network| network.close(self.id, self.side, false)),
                 }

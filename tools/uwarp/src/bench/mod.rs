@@ -64,9 +64,8 @@ pub fn run(args: &BenchArgs) -> ExitCode {
             complain(&"--plot is for sockets, for mpi and for memory with --peers");
             return ExitCode::from(USAGE);
         }
-        // Before anything is measured. What is there already stays as it is.
-        let opened = std::fs::File::options().create(true).append(true).open(file);
-        if let Err(error) = opened {
+        // Before anything is measured.
+        if let Err(error) = may_be_written(file) {
             complain(&format_args!("cannot write the plot to {}: {error}", file.display()));
             return ExitCode::from(USAGE);
         }
@@ -107,6 +106,15 @@ pub fn run(args: &BenchArgs) -> ExitCode {
             ExitCode::FAILURE
         }
     }
+}
+
+/// What is there stays as it is, and nothing is left where nothing was.
+fn may_be_written(file: &std::path::Path) -> std::io::Result<()> {
+    if file.exists() {
+        return rustix::fs::access(file, rustix::fs::Access::WRITE_OK).map_err(Into::into);
+    }
+    std::fs::File::options().create_new(true).write(true).open(file)?;
+    std::fs::remove_file(file)
 }
 
 /// One of the two processes that `uwarp bench` starts.

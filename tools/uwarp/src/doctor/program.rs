@@ -141,7 +141,7 @@ fn kind(path: &Path, file: &Path, libdir: Option<&Path>) -> Check {
             return Check::warn(
                 name,
                 format!("cannot look into {shown}: {error}"),
-                "a static program loads no library: its log (--log info) shows whether it does",
+                "a static program loads no library: if --log info shows no line of uwarp's, it is one",
             );
         }
         Err(error) => {

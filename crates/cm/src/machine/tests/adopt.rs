@@ -311,7 +311,7 @@ fn all_of_set_up_has_one_limit() {
 fn a_cancelled_adoption_reports_nothing() {
     let clock = Clock::new();
     for (mut end, has_stream) in unfinished(&clock) {
-        end.cancel();
+        assert_eq!(end.cancel(), None);
         assert_eq!(did(&mut end), [if has_stream { Did::Disconnected } else { Did::Closed }]);
         end.cancel();
         assert_eq!((did(&mut end), end.poll_timeout(), end.poll_transmit()), (vec![], None, None));
@@ -334,6 +334,24 @@ fn a_cancelled_adoption_reports_nothing() {
         answers.cancel();
         assert_eq!(did(&mut answers), [Did::Closed]);
         is_over(&mut answers, &clock);
+    }
+}
+
+/// Also where the report was not taken yet, or is on its way to the program at this moment.
+#[test]
+fn who_cancels_a_stream_that_runs_is_given_its_private_data() {
+    let clock = Clock::new();
+    for is_taken in [false, true] {
+        for (mut end, data) in attaching(&clock).into_iter().zip([b"hello, b", b"hello, a"]) {
+            stream(&mut end, &clock, StreamEvent::Attached);
+            stream(&mut end, &clock, StreamEvent::Established);
+            if is_taken {
+                assert_eq!(did(&mut end), [Did::Reported(Report::Adopted(data.to_vec()))]);
+            }
+            assert_eq!(end.cancel(), Some(data.to_vec()));
+            assert_eq!((end.cancel(), did(&mut end)), (None, vec![]));
+            is_over(&mut end, &clock);
+        }
     }
 }
 
@@ -605,7 +623,7 @@ impl Trial {
                 assert!(limit.is_some());
             }
             (State::Leaving(handshake, _), limit) => assert!(limit.is_none() && !handshake.is_drained()),
-            (State::Established | State::Over { .. }, limit) => assert_eq!(limit, None),
+            (State::Established(_) | State::Over { .. }, limit) => assert_eq!(limit, None),
         }
         let has_ended = self.over[own] || self.cancelled[own];
         if has_ended && !was_attaching {
