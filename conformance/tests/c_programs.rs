@@ -77,13 +77,14 @@ const PROGRAMS: [&str; 34] = [
 /// Groups that are run by themselves, in a namespace, and programs all of whose groups are.
 const IN_NAMESPACES: [(&str, &str); 4] =
     [("events", "interfaces"), ("events", "lids"), ("events", "fresh"), ("events", "indices")];
-const OTHERS: [&str; 9] = [
+const OTHERS: [&str; 10] = [
     "traps",
     "same_calls",
     "devices",
     "groups",
     "own_loops",
     "hangs_others",
+    "to_itself",
     "regions",
     "slabs",
     "priorities",
@@ -205,11 +206,13 @@ const UPGRADE_HOSTS: [(&str, &str, &str); 9] = [
 ];
 
 /// Programs that are run over each link, the link, and what `UWARP_LINK` says.
-const OVER_LINKS: [(&str, &str, &str); 16] = [
+const OVER_LINKS: [(&str, &str, &str); 18] = [
     ("own_loops", "tcp", "tcp"),
     ("own_loops", "memory", "auto"),
     ("hangs_others", "tcp", "tcp"),
     ("hangs_others", "memory", "memory"),
+    ("to_itself", "tcp", "tcp"),
+    ("to_itself", "memory", "auto"),
     ("regions", "tcp", "tcp"),
     ("regions", "memory", "memory"),
     ("slabs", "memory", "memory"),

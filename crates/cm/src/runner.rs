@@ -510,7 +510,7 @@ impl<M: Machine + 'static, E: Environment<M>> Runner<M, E> {
         let ends = [both.local, both.peer];
         let process = self.env.process_of(said, both);
         let (choice, place) = host::choice(said, set_up.kind(), ends, process);
-        let (link, settling) = (set_up.into_link(), host::Settling::begin(choice, said));
+        let (link, settling) = (set_up.into_link(), host::Settling::begin(choice, said, ends));
         let attached = match to {
             Recipient::Own => qp.attach_unsettled(link, params, observer, settling),
             Recipient::Number { moves, .. } => qp.attach_awaited(link, params, observer, moves, settling),

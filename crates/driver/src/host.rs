@@ -18,6 +18,7 @@
 mod asked;
 mod asking;
 mod fading;
+mod to_itself;
 mod word;
 mod words;
 
@@ -57,6 +58,7 @@ use crate::source::{Readiness, Token};
 use asked::Asked;
 pub use asked::Granted;
 use asking::Asking;
+pub(crate) use to_itself::ToItself;
 pub use words::Why;
 
 pub use crate::qp::Settling;
@@ -118,6 +120,12 @@ pub fn begin(
     ends: [SocketAddr; 2],
 ) {
     let unsettled = Unsettled { qp: Arc::downgrade(qp), number };
+    if Settling::is_alone(choice, ends) {
+        return match qp.lane_to_itself() {
+            Some(end) => unsettled.settle(end),
+            None => unsettled.stay(Why::NoResources),
+        };
+    }
     let Some(host) = negotiated.host else {
         // On another host there is nothing to say, unless memory is required.
         if choice == LinkChoice::Rd {

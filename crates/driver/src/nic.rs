@@ -8,6 +8,7 @@ use std::sync::{Arc, Weak};
 
 use rustix::io::Errno;
 use uwarp_llp::carrier::Bound;
+use uwarp_llp::memory::lane::End;
 use uwarp_llp::udp::{self, Route};
 use uwarp_mem::shared::Refused;
 use uwarp_process::Mutex;
@@ -19,7 +20,7 @@ use uwarp_rnic::{AsyncSink, VerbsError};
 use crate::background;
 use crate::config::Config;
 use crate::engine::Engine;
-use crate::host::{self, Neighbours, Why};
+use crate::host::{self, Neighbours, ToItself, Why};
 use crate::lanes::Lanes;
 use crate::pair::{QueuePair, WeakQueuePair};
 use crate::port::{Port, PortWatch};
@@ -130,6 +131,8 @@ pub struct Nic {
     lanes: Mutex<Option<Arc<Lanes>>, 9>,
     /// Exists once this process may share memory with others.
     neighbours: Mutex<Option<Result<Arc<Neighbours>, Why>>, 8>,
+    /// Exists once a queue pair is joined with itself.
+    to_itself: Mutex<Option<ToItself>, 8>,
 }
 
 impl Nic {
@@ -149,6 +152,7 @@ impl Nic {
             watch: Mutex::default(),
             lanes: Mutex::default(),
             neighbours: Mutex::default(),
+            to_itself: Mutex::default(),
         }))
     }
 
@@ -192,6 +196,15 @@ impl Nic {
             started
         });
         known.as_ref().ok().cloned()
+    }
+
+    /// A lane for a queue pair that is joined with itself; `None`: the system gives no memory for it.
+    pub(crate) fn lane_to_itself(&self) -> Option<End> {
+        let mut to_itself = self.to_itself.lock();
+        if to_itself.is_none() {
+            *to_itself = ToItself::start(&self.engine, &self.lanes().ok()?).ok();
+        }
+        to_itself.as_mut()?.lane().ok()
     }
 
     /// Why it shares nothing.

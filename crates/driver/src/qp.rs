@@ -23,6 +23,7 @@ use std::sync::{Arc, Weak};
 use std::time::{Duration, Instant};
 
 use uwarp_llp::link::{Caps, Kind};
+use uwarp_llp::memory::lane;
 use uwarp_llp::streams::Carries;
 use uwarp_llp::{Link, LowerLayer as _};
 use uwarp_process::{Mutex, MutexGuard};
@@ -357,6 +358,10 @@ impl Qp {
 
     pub(crate) fn neighbours(&self) -> Option<Arc<Neighbours>> {
         self.shell.nic().neighbours()
+    }
+
+    pub(crate) fn lane_to_itself(&self) -> Option<lane::End> {
+        self.shell.nic().lane_to_itself()
     }
 
     pub(crate) fn known_neighbours(&self) -> Option<Arc<Neighbours>> {

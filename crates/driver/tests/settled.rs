@@ -118,7 +118,8 @@ fn a_stream_of_reliable_datagrams_keeps_its_link() {
     let (b, (_kept, spare)) = (End::new(4096), sockets());
     let ends = Ends { local: ([10, 0, 0, 1], 5).into(), peer: ([10, 0, 0, 2], 6).into() };
     let stream: Link = Box::new(StreamLink::new(Pipe::new(ends, None), Arc::new(Nobody))).into_link();
-    let settling = Settling::begin(LinkChoice::Memory, &negotiated(false, nobody()));
+    let said = negotiated(false, nobody());
+    let settling = Settling::begin(LinkChoice::Memory, &said, [ends.local, ends.peer]);
     let attached = b.qp.attach_unsettled(stream, responder(), b.watch.clone(), settling);
     let number = attached.map_err(|(error, _)| error).unwrap();
     let change = |_| panic!("it keeps its link");
@@ -154,7 +155,7 @@ fn who_polls_finds_the_beginning_in_memory() {
             [(&b, other, responder(), ends[1]), (&a, one, initiator(Framing::default()), ends[0])]
         {
             let said = negotiated(params.initiator, host);
-            let settling = Settling::begin(LinkChoice::Memory, &said);
+            let settling = Settling::begin(LinkChoice::Memory, &said, ends);
             let number = end
                 .qp
                 .attach_unsettled(link(socket), params, end.watch.clone(), settling)

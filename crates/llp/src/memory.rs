@@ -36,6 +36,8 @@ pub enum Side {
     Initiator,
     /// It has accepted.
     Responder,
+    /// Both: the stream leads from a queue pair to itself, so what it writes and says is for this end.
+    Both,
 }
 
 impl Side {
@@ -44,6 +46,7 @@ impl Side {
         match self {
             Self::Initiator => Self::Responder,
             Self::Responder => Self::Initiator,
+            Self::Both => Self::Both,
         }
     }
 

@@ -84,7 +84,7 @@ pub mod host {
     pub struct Settling;
 
     impl Settling {
-        pub fn begin((): (), _: &Negotiated) -> Self {
+        pub fn begin((): (), _: &Negotiated, _: [SocketAddr; 2]) -> Self {
             Self
         }
     }

@@ -2,6 +2,7 @@
 //! reply, because the peer's first frame may come at once, and learns a moment later that the initiator uses
 //! another one. Which of the two it is, the initiator alone decides, so that no byte is ever on both.
 
+use std::net::SocketAddr;
 use std::sync::Arc;
 use std::sync::atomic::{Ordering, fence};
 
@@ -42,9 +43,18 @@ pub enum Settling {
 }
 
 impl Settling {
-    /// The beginning of a stream after set-up.
-    pub fn begin(choice: LinkChoice, negotiated: &Negotiated) -> Self {
+    /// Whether a stream with these ends leads from a queue pair to itself, and does so in memory: then no
+    /// set-up has offered it.
+    pub(crate) fn is_alone(choice: LinkChoice, [own, peer]: [SocketAddr; 2]) -> bool {
+        own == peer && matches!(choice, LinkChoice::Auto | LinkChoice::Memory)
+    }
+
+    /// The beginning of a stream after set-up, between these ends.
+    pub fn begin(choice: LinkChoice, negotiated: &Negotiated, ends: [SocketAddr; 2]) -> Self {
         let required = choice == LinkChoice::Memory;
+        if Self::is_alone(choice, ends) {
+            return Self::Asking { required, established: false };
+        }
         match (choice, negotiated.host.is_some(), negotiated.initiator) {
             (LinkChoice::Tcp, ..) | (LinkChoice::Auto, false, _) => Self::Over,
             // They are chosen when a connection is made, and this one is TCP's. (That is said next.)

@@ -13,6 +13,7 @@ use uwarp_mem::glance::Glance;
 use uwarp_mem::{self as mem, MemSeg, owned};
 use uwarp_process::Descriptor;
 
+use super::Side;
 use super::ledger::{Flags, Mine, Nonsense, RING, Theirs};
 use super::slab::Slab;
 use crate::lower::{Answers, Caps, Counts, Ended, LowerLayer, Received, Stop};
@@ -57,7 +58,7 @@ impl End {
         slab.set_name(lane, 0);
         slab.clear(side, lane);
         let mine = Mine::begin(slab.line(side, lane));
-        Self { slab, lane, mine, agreed: false }
+        Self { slab, lane, mine, agreed: side == Side::Both }
     }
 
     /// The peer uses the lane, too: when both have left it, it may serve another stream. (If that is never
@@ -127,6 +128,10 @@ impl Drop for End {
         }
         self.slab.set_name(self.lane, 0);
         self.say(self.mine.flags.with(Flags::LEFT));
+        if self.slab.side() == Side::Both {
+            // Nobody reads on.
+            self.slab.clear(Side::Both, self.lane);
+        }
         if self.agreed {
             self.slab.leave(self.lane);
         }
@@ -506,6 +511,47 @@ mod tests {
             Lane::new(End::new(slab.clone(), number), Descriptor::new(socket.into()))
         };
         ([lane(&made, a), lane(&opened, b)], opened)
+    }
+
+    /// A queue pair that is joined with itself. A ring that is full has room again, and the end comes last.
+    #[test]
+    fn a_lane_with_one_end_reads_what_it_writes() {
+        mem::guard::arm();
+        let none = Counts { acked: 0, placed: 0 };
+        let slab = Slab::create_alone(Arc::new(super::super::pair::Pair::default())).unwrap();
+        for round in 0..3 {
+            let number = slab.take_lane().unwrap();
+            assert_eq!(number, 0, "round {round}: it was left");
+            let (socket, _peer) = std::os::unix::net::UnixStream::pair().unwrap();
+            let mut lane = Lane::new(End::new(slab.clone(), number), Descriptor::new(socket.into()));
+            let (bytes, mut buffer) = (vec![round; RING as usize], vec![0; RING as usize]);
+            for length in [1, 100, RING as usize - 1, RING as usize] {
+                assert_eq!(lane.receive(&mut buffer), Err(Stop::Later));
+                assert_eq!(lane.send_bytes(&bytes[..length]), Ok(length));
+                lane.flush(none, 0);
+                if length == bytes.len() {
+                    assert_eq!(lane.send_bytes(&bytes), Err(Stop::Later));
+                }
+                let mut came = 0;
+                while came < length {
+                    let received = lane.receive(&mut buffer[came..]).unwrap();
+                    came += received.bytes;
+                    assert_eq!(received.drained, came == length);
+                }
+                lane.flush(none, 0);
+                assert!(buffer[..length] == bytes[..length] && lane.unacknowledged() == 0);
+                assert_eq!(lane.has_room_again(), length == bytes.len());
+            }
+            lane.flush(Counts { acked: 3, placed: 4 }, 3);
+            assert_eq!(lane.peer_received(), Counts { acked: 3, placed: 4 });
+            assert_eq!(lane.send_bytes(&[1]), Ok(1));
+            lane.finish();
+            assert_eq!(lane.receive(&mut buffer).unwrap().bytes, 1);
+            assert_eq!(
+                (lane.receive(&mut buffer), lane.ended()),
+                (Err(Stop::Ended(Ended::Closed)), Some(Ended::Closed))
+            );
+        }
     }
 
     /// A receiver that stops in the middle, because a Send waits for its receive, is told of more meanwhile,

@@ -99,6 +99,13 @@ impl Slab {
         Ok(Self::over(memory, carries, Side::Responder, peer))
     }
 
+    /// Makes one for streams that lead from a queue pair to itself. `own`: the calling process's.
+    pub fn create_alone(own: Arc<Pair>) -> Result<Arc<Self>, Refused> {
+        // (Nobody else gets the descriptor.)
+        let (memory, _) = Shared::create(c"uwarp-slab", SIZE, Writers::All)?;
+        Ok(Self::over(memory, Carries::Streams, Side::Both, own))
+    }
+
     fn over(memory: Shared, carries: Carries, side: Side, peer: Arc<Pair>) -> Arc<Self> {
         let words = || std::array::from_fn(|_| AtomicU64::new(0));
         let memory = Arc::new(memory);
