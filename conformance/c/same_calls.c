@@ -823,12 +823,75 @@ static void loops(void)
 	close_both(fds);
 }
 
+/* Of a program that does not poll: it sleeps until the signal of its socket comes. */
+static void driven_by_signals(void)
+{
+	struct timespec limit = { .tv_sec = LIMIT_MS / 1000 };
+	int fds[2], on = 1, owner = 0, own = getpid(), good = 0;
+	sigset_t io;
+	char byte;
+
+	MUST(sigemptyset(&io) == 0 && sigaddset(&io, SIGIO) == 0 && sigprocmask(SIG_BLOCK, &io, NULL) == 0);
+	for (int by_ioctl = 0; by_ioctl < 2; by_ioctl++) {
+		pair_of(fds);
+		set_nonblocking(fds[1]);
+		if (by_ioctl) {
+			MUST(ioctl(fds[1], FIOSETOWN, &own) == 0 && ioctl(fds[1], FIOASYNC, &on) == 0);
+			MUST(ioctl(fds[1], FIOGETOWN, &owner) == 0);
+		} else {
+			MUST(fcntl(fds[1], F_SETOWN, own) == 0);
+			MUST(fcntl(fds[1], F_SETFL, fcntl(fds[1], F_GETFL) | O_ASYNC) == 0);
+			owner = fcntl(fds[1], F_GETOWN);
+		}
+		check(owner == own, by_ioctl ? "the owner, by ioctl" : "the owner, by fcntl", "%d", owner);
+		/* Signals of what was before do not count. */
+		while (sigtimedwait(&io, NULL, &(struct timespec){ 0 }) == SIGIO)
+			;
+		for (good = 0; good < 20; good++) {
+			MUST(send(fds[0], "x", 1, 0) == 1);
+			do {
+				if (sigtimedwait(&io, NULL, &limit) != SIGIO)
+					die("no signal");
+			} while (recv(fds[1], &byte, 1, 0) != 1 && errno == EAGAIN);
+			if (byte != 'x')
+				break;
+			byte = 0;
+		}
+		check(good == 20, "each byte is told by SIGIO", "%d of 20", good);
+		MUST(close(fds[0]) == 0);
+		do {
+			if (sigtimedwait(&io, NULL, &limit) != SIGIO)
+				die("no signal of the end");
+		} while (recv(fds[1], &byte, 1, 0) == -1 && errno == EAGAIN);
+		check(recv(fds[1], &byte, 1, 0) == 0, "and the end", "errno %d", errno);
+		MUST(close(fds[1]) == 0);
+	}
+	/* (It stays blocked: one may still wait.) */
+}
+
+/* MSG_ZEROCOPY's notices, which no stream gives: an upgrade leaves the socket alone, rsockets refuse it. */
+static void told_of_buffers(void)
+{
+	int on = 1, l = listener(0), c = client(0), connected;
+
+	MUST(setsockopt(c, SOL_SOCKET, SO_ZEROCOPY, &on, sizeof on) == 0);
+	connected = connect(c, sa(), sizeof listening);
+	if (ruled && !upgraded) {
+		check_failed(connected == -1, EOPNOTSUPP, "connect with SO_ZEROCOPY");
+	} else {
+		check(connected == 0, "connect with SO_ZEROCOPY", "errno %d", errno);
+	}
+	MUST(close(c) == 0 && close(l) == 0);
+}
+
 static const struct group groups[] = {
 	{ "states", states },
 	{ "nonblocking", nonblocking },
 	{ "data", data },
 	{ "half_closed", half_closed },
 	{ "signalled", signalled },
+	{ "driven_by_signals", driven_by_signals },
+	{ "told_of_buffers", told_of_buffers },
 	{ "nobody_to_send_to", nobody_to_send_to },
 	{ "options", options_of },
 	{ "duplicates", duplicates },

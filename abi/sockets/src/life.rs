@@ -171,6 +171,9 @@ fn connect_again(sock: &Arc<Sock>, fd: c_int, peer: std::net::SocketAddr) -> c_i
 
 /// Connects a TCP socket that a rule has chosen. `None`: it is to connect by TCP.
 fn connect_first(fd: c_int, peer: std::net::SocketAddr, fallback: bool) -> Option<c_int> {
+    if agree::service::tells_of_buffers(fd) {
+        return if fallback { None } else { Some(failed(libc::EOPNOTSUPP)) };
+    }
     let Some(calls) = rsockets::load() else { return (!fallback).then_some(-1) };
     let bound = own_name(fd).filter(|name| name.port() != 0);
     let number = match new_rsocket(calls, peer.is_ipv6()) {
@@ -256,6 +259,9 @@ unsafe extern "C-unwind" fn listen(fd: c_int, backlog: c_int) -> c_int {
 }
 
 fn listen_first(fd: c_int, own: std::net::SocketAddr, backlog: c_int) -> Result<(), c_int> {
+    if agree::service::tells_of_buffers(fd) {
+        return Err(libc::EOPNOTSUPP);
+    }
     let calls = rsockets::load().ok_or(libc::ENODEV)?;
     let v6 = is_v6(fd);
     let number = new_rsocket(calls, own.is_ipv6())?;
@@ -659,6 +665,10 @@ fn fcntl_special(fd: c_int, command: c_int, argument: c_int, really: impl FnOnce
                 && let Some(calls) = sock.calls()
             {
                 sock.set_nonblocking(calls, argument & libc::O_NONBLOCK != 0);
+                if argument & libc::O_ASYNC != 0 {
+                    // Signals are the kernel's, about the stand-in.
+                    sock.watch(true);
+                }
             }
             return really();
         }
@@ -695,6 +705,8 @@ unsafe fn ioctl_of(fd: c_int, request: c_ulong, argument: *mut c_int) -> Option<
     const FIOASYNC: c_ulong = 0x5452;
     const FIOSETOWN: c_ulong = 0x8901;
     const SIOCSPGRP: c_ulong = 0x8902;
+    const FIOGETOWN: c_ulong = 0x8903;
+    const SIOCGPGRP: c_ulong = 0x8904;
     let Some(sock) = sock::of(fd) else { return Some(-1) };
     let calls = sock.calls().filter(|_| !sock.is_handed())?;
     let number = match request {
@@ -703,8 +715,15 @@ unsafe fn ioctl_of(fd: c_int, request: c_ulong, argument: *mut c_int) -> Option<
             sock.set_nonblocking(calls, unsafe { argument.read_unaligned() } != 0);
             return Some(0);
         }
-        // Signals: the kernel's, about the stand-in, as by fcntl.
-        FIOASYNC | FIOSETOWN | SIOCSPGRP => return None,
+        // As by fcntl.
+        FIOASYNC => {
+            // SAFETY: the caller's promise.
+            if !argument.is_null() && unsafe { argument.read_unaligned() } != 0 {
+                sock.watch(true);
+            }
+            return None;
+        }
+        FIOSETOWN | SIOCSPGRP | FIOGETOWN | SIOCGPGRP => return None,
         libc::FIONREAD if sock.listens() => return Some(failed(libc::EINVAL)),
         libc::FIONREAD => {
             let stream = sock.conn().is_none_or(|conn| conn.stage() == Stage::Stream);

@@ -148,7 +148,10 @@ impl Sock {
         let (stand_in, end) = StandIn::new()?;
         let _changing = table::changing();
         let kept = sys::fcntl(fd, libc::F_GETFD, 0)? & libc::FD_CLOEXEC == 0;
-        let nonblocking = sys::fcntl(fd, libc::F_GETFL, 0)? & libc::O_NONBLOCK != 0;
+        let flags = sys::fcntl(fd, libc::F_GETFL, 0)?;
+        if flags & libc::O_ASYNC != 0 {
+            sys::copy_signals(fd, end);
+        }
         let options = keep_options(fd, v6);
         let placed = sys::replace(end, fd);
         sys::close(end);
@@ -157,7 +160,7 @@ impl Sock {
             return Err(errno);
         }
         let sock = Arc::new(Self::with(number, v6, stand_in, options));
-        sock.set_nonblocking(calls, nonblocking);
+        sock.set_nonblocking(calls, flags & libc::O_NONBLOCK != 0);
         if let Some(options) = options {
             for (level, name) in INHERITED {
                 if let Some(value) = sys::option(options, level, name).filter(|value| *value != 0) {
@@ -174,8 +177,13 @@ impl Sock {
 
     /// It is in the sets of epoll again in which the TCP socket was. Not earlier: a socket that does nothing
     /// yet is hung up, which a stand-in cannot take back. Leaves errno as it was.
-    pub fn begun(&self, fd: c_int) {
-        sys::quietly(|| crate::wait::enter_again(fd));
+    pub fn begun(self: &Arc<Self>, fd: c_int) {
+        sys::quietly(|| {
+            crate::wait::enter_again(fd);
+            if sys::fcntl(fd, libc::F_GETFL, 0).is_ok_and(|flags| flags & libc::O_ASYNC != 0) {
+                self.watch(true);
+            }
+        });
         self.show(Because::Call);
     }
 
@@ -440,7 +448,9 @@ impl Sock {
         if !self.watched.swap(true, Ordering::SeqCst) {
             if self.conn.is_none() && !watch::begin(self) {
                 self.watched.store(false, Ordering::Release);
-                sys::warn("cannot start the thread that watches sockets");
+                if !self.has_ended() {
+                    sys::warn("cannot start the thread that watches sockets");
+                }
                 return;
             }
             watch::want(self.key.load(Ordering::SeqCst));

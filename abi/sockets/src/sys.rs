@@ -48,6 +48,26 @@ pub fn fcntl(fd: c_int, command: c_int, argument: c_int) -> Result<c_int, c_int>
     call(libc::SYS_fcntl, [int(fd), int(command), int(argument), 0, 0])
 }
 
+/// Who is sent a signal about one socket, and which, counts for another one, too (fcntl(2), `O_ASYNC`).
+pub fn copy_signals(from: c_int, to: c_int) {
+    let mut owner = [0 as c_int; 2];
+    let at = (&raw mut owner).expose_provenance();
+    if call(libc::SYS_fcntl, [int(from), int(F_GETOWN_EX), at, 0, 0]).is_ok() {
+        let _ = call(libc::SYS_fcntl, [int(to), int(F_SETOWN_EX), at, 0, 0]);
+    }
+    if let Ok(signal) = fcntl(from, F_GETSIG, 0) {
+        let _ = fcntl(to, F_SETSIG, signal);
+    }
+    if let Ok(flags) = fcntl(to, libc::F_GETFL, 0) {
+        let _ = fcntl(to, libc::F_SETFL, flags | libc::O_ASYNC);
+    }
+}
+
+const F_SETSIG: c_int = 10;
+const F_GETSIG: c_int = 11;
+const F_SETOWN_EX: c_int = 15;
+const F_GETOWN_EX: c_int = 16;
+
 /// A pair of stream sockets, closed by exec.
 pub fn pair() -> Result<[c_int; 2], c_int> {
     let mut pair = [-1; 2];

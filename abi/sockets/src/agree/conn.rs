@@ -172,6 +172,8 @@ pub struct Conn {
     pub joining: AtomicBool,
     /// The program has closed it.
     pub closed: AtomicBool,
+    /// A user was told what has become of it.
+    pub said: AtomicBool,
     /// The kernel's socket, once the program has a stand-in.
     tcp: AtomicI32,
     pub sock: Mutex<Weak<Sock>, 29>,
@@ -252,6 +254,7 @@ impl Conn {
             read_shut: AtomicBool::new(false),
             joining: AtomicBool::new(false),
             closed: AtomicBool::new(false),
+            said: AtomicBool::new(false),
             tcp: AtomicI32::new(-1),
             sock: Mutex::new(Weak::new()),
             shared: Mutex::new(None),

@@ -2,6 +2,7 @@
 //! it, and if not, why.
 
 use std::sync::OnceLock;
+use std::sync::atomic::Ordering;
 
 use super::conn::Conn;
 use super::machine::Role;
@@ -88,9 +89,9 @@ pub fn is_wanted() -> bool {
     })
 }
 
-/// This connection is iWARP's from here on, or stays TCP.
+/// This connection is iWARP's from here on, or stays TCP. Counts once: a close and a decision may meet.
 pub fn decided(conn: &Conn, why: Option<Why>) {
-    if is_wanted() {
+    if is_wanted() && !conn.said.swap(true, Ordering::Relaxed) {
         let (role, ends) = {
             let agreement = conn.agreement.lock();
             (agreement.role(), agreement.ends())

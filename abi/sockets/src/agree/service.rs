@@ -583,10 +583,15 @@ pub fn reschedule(conn: &Conn) {
 
 /// The connection stays TCP.
 fn stay(conn: &Arc<Conn>) {
-    if conn.stage() == Stage::Direct {
-        let why = conn.agreement.lock().why();
-        table::stay_tcp_in(&mut table::change(), conn, why);
-        return;
+    match conn.stage() {
+        Stage::Direct => {
+            let why = conn.agreement.lock().why();
+            table::stay_tcp_in(&mut table::change(), conn, why);
+            return;
+        }
+        // The program's call has decided that, while a stand-in was made.
+        Stage::Tcp => return,
+        _ => {}
     }
     let (mut inbound, mut outbound) = (conn.inbound.lock(), conn.outbound.lock());
     inbound.is_plain();
@@ -596,13 +601,15 @@ fn stay(conn: &Arc<Conn>) {
     // Also if it is there already: threads wait for what is behind a marker.
     conn.enter(Stage::Behind);
     let later = outbound.shut_later.take().filter(|how| *how != libc::SHUT_RD);
-    if later.is_some() {
+    let is_closed = conn.closed.load(Ordering::Acquire);
+    if later.is_some() || is_closed {
+        // (Who closed it while the stream was set up left that to this.)
         let _ = conn.end_sending(&mut outbound);
     } else {
         conn.flush(&mut outbound);
     }
     drop((inbound, outbound));
-    let why = conn.agreement.lock().why();
+    let why = if is_closed { Why::Ended } else { conn.agreement.lock().why() };
     said::decided(conn, Some(why));
     let sock = conn.sock.lock().upgrade();
     if let Some(sock) = sock {
@@ -629,19 +636,24 @@ fn prepare(conn: &Arc<Conn>, pattern: Pattern) -> bool {
 /// library reads, or for notices that its buffers are free.
 fn uses_what_no_stream_has(fd: c_int) -> bool {
     let flags = sys::fcntl(fd, libc::F_GETFL, 0).unwrap_or(0);
-    flags & libc::O_ASYNC != 0 || sys::option(fd, libc::SOL_SOCKET, libc::SO_ZEROCOPY).unwrap_or(0) != 0
+    flags & libc::O_ASYNC != 0 || tells_of_buffers(fd)
+}
+
+/// The program waits for notices that its buffers are free (`MSG_ZEROCOPY`), and no stream gives any.
+pub fn tells_of_buffers(fd: c_int) -> bool {
+    sys::option(fd, libc::SOL_SOCKET, libc::SO_ZEROCOPY).unwrap_or(0) != 0
 }
 
 fn replace(conn: &Arc<Conn>, calls: &Rsockets, number: c_int, pattern: Pattern) -> bool {
     let mut table = table::change();
+    if conn.stage() != Stage::Direct {
+        return false;
+    }
     let numbers = table::descriptors(&table, conn);
     let Some(first) = numbers.first().filter(|_| !is_ending()) else {
         conn.agreement.lock().cannot(Why::Ended);
         return false;
     };
-    if conn.stage() != Stage::Direct {
-        return false;
-    }
     if uses_what_no_stream_has(*first) {
         conn.agreement.lock().cannot(Why::Vetoed);
         return false;

@@ -163,10 +163,7 @@ pub fn stay_tcp_in(table: &mut Table, conn: &Conn, why: Why) -> bool {
     }
     conn.enter(Stage::Tcp);
     drop((inbound, outbound));
-    // Of one that the program has closed it was said.
-    if !conn.closed.load(Ordering::Acquire) {
-        said::decided(conn, Some(why));
-    }
+    said::decided(conn, Some(why));
     true
 }
 

@@ -5,7 +5,8 @@ use std::sync::atomic::Ordering;
 
 use super::Sock;
 use crate::agree::conn::{Conn, Stage};
-use crate::agree::{said, service};
+use crate::agree::said::{self, Why};
+use crate::agree::service;
 use crate::{fds, sys, watch};
 
 impl Sock {
@@ -88,6 +89,10 @@ impl Sock {
         if let Some(calls) = self.calls() {
             // SAFETY: no pointer.
             sys::quietly(|| unsafe { (calls.rclose)(self.number) });
+        }
+        if let Some(conn) = self.conn.as_ref().filter(|conn| conn.stage() != Stage::Stream) {
+            // Unless it was decided before.
+            said::decided(conn, Some(Why::Ended));
         }
         if let Some(conn) = dying {
             // What the peer sends to set the stream up must not reset what was sent before.

@@ -55,11 +55,15 @@ impl Contacts {
 
     /// Whether a user is to be told that this peer does not answer.
     fn names(&mut self, peer: SocketAddr, at: Instant) -> bool {
-        if self.named.len() >= MOST_NAMED {
-            self.named.clear();
-        }
         let is_late = |told: &Instant| at.saturating_duration_since(*told) >= NAMED;
-        let names = self.named.get(&peer).is_none_or(is_late);
+        if !self.named.get(&peer).is_none_or(is_late) {
+            return false;
+        }
+        if self.named.len() >= MOST_NAMED {
+            self.named.retain(|_, told| !is_late(told));
+        }
+        // Of more than so many in a minute, the others are not named.
+        let names = self.named.len() < MOST_NAMED;
         if names {
             self.named.insert(peer, at);
         }

@@ -141,7 +141,7 @@ fn kind(path: &Path, file: &Path, libdir: Option<&Path>) -> Check {
             return Check::warn(
                 name,
                 format!("cannot look into {shown}: {error}"),
-                "a static program loads no library: if --log info shows no line of uwarp's, it is one",
+                "a static program loads no library; a line of uwarp's with --log info shows that it is none",
             );
         }
         Err(error) => {
