@@ -9,7 +9,7 @@ use rustix::io::Errno;
 use crate::config::Config;
 use crate::engine::{Engine, Looked};
 use crate::fork;
-use crate::progress::{self, Contest, LOST, Lead, Mode, Signs, Spans, Spinning};
+use crate::progress::{self, Contest, LOST, Lead, Mode, Returns, Signs, Spans, Spinning};
 use crate::sync::spin_loop;
 use crate::sys;
 
@@ -34,6 +34,7 @@ struct Background {
     /// It has slept on the sockets, and the leader may not know of all timers yet.
     has_served: bool,
     contest: Contest,
+    returns: Returns,
     /// Whether it looks on in memory before it sleeps again.
     spinning: Spinning,
     /// The last look in memory found something: the next one at the sockets does not sleep.
@@ -65,7 +66,8 @@ fn run(engine: &Weak<Engine>) {
         let lead = engine.lead.get();
         let polled = engine.last_poll.age(engine.now());
         let (looped, spans) = (engine.is_looped(), engine.pace.spans());
-        let signs = Signs { lead, polled, naps: background.naps, looped, spans };
+        let beside_loops = background.returns.beside_loops(spans, engine.polls_last());
+        let signs = Signs { lead, polled, naps: background.naps, looped, beside_loops, spans };
         background.sleep(&engine, signs);
     }
 }
@@ -76,6 +78,7 @@ impl Background {
             naps: 0,
             has_served: true,
             contest: Contest::new(),
+            returns: Returns::default(),
             spinning: Spinning::new(),
             looks_on: false,
         }
@@ -88,9 +91,9 @@ impl Background {
             Mode::Awake => return,
             Mode::Napping | Mode::StandingBack => self.stand_back(engine, mode, signs.spans),
             Mode::TakingBack => self.take_back(engine),
-            Mode::BesideLeads => self.nap_beside_leads(engine, signs.spans),
+            Mode::BesideLeads => self.nap_beside_leads(engine, signs),
             Mode::AwaitingLeader => self.await_leader(engine, signs.lead),
-            Mode::Serving { .. } => self.serve(engine),
+            Mode::Serving { .. } => self.serve(engine, signs),
         }
         engine.mode.enter(Mode::Awake);
         if std::mem::take(&mut self.looks_on) {
@@ -156,7 +159,11 @@ impl Background {
         engine.pace.ask();
     }
 
-    fn nap_beside_leads(&mut self, engine: &Engine, spans: Spans) {
+    fn nap_beside_leads(&mut self, engine: &Engine, signs: Signs) {
+        let Signs { looped, lead, spans, .. } = signs;
+        if looped && lead.is_none() {
+            self.returns.leaves(engine.now(), spans, engine.polls_last());
+        }
         engine.mode.enter(Mode::BesideLeads);
         self.leave_timers_to_leader(engine);
         engine.pace.ask();
@@ -164,7 +171,11 @@ impl Background {
         if engine.last_poll.get().is_none() && !engine.is_led() {
             return;
         }
-        sys::park_timeout(if engine.is_looped() { spans.beside_loops() } else { spans.beside_leads() });
+        sys::park_timeout(match (looped, lead) {
+            (true, None) => signs.beside_loops,
+            (true, _) => spans.beside_loops(),
+            _ => spans.beside_leads(),
+        });
     }
 
     /// Ends a lead that has lasted too long.
@@ -193,8 +204,11 @@ impl Background {
     }
 
     /// Sleeps until something is ready, and serves it; does not sleep beside a lead that has just begun.
-    fn serve(&mut self, engine: &Engine) {
+    fn serve(&mut self, engine: &Engine, signs: Signs) {
         self.has_served = true;
+        if signs.looped {
+            self.returns.gives_up(engine.last_poll.get());
+        }
         let deadline = engine.first_timer();
         engine.mode.enter(Mode::Serving { until: deadline });
         if engine.is_led() {

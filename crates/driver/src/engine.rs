@@ -111,6 +111,8 @@ pub struct Engine {
     pub(crate) settle: OnceLock<Box<dyn Fn() + Send + Sync>>,
     /// The last lead was that of an event loop.
     pub(crate) loops: AtomicBool,
+    /// The last sign of one, in [`Self::last_poll`].
+    pub(crate) looped_at: AtomicU64,
     /// When a thread of an event loop that serves its own sockets last looked at all of them.
     looked_around: AtomicU64,
     /// What reports the bells to such a thread.
@@ -175,6 +177,7 @@ impl Engine {
             exit: AtomicU8::new(RUNNING),
             settle: OnceLock::new(),
             loops: AtomicBool::new(false),
+            looped_at: AtomicU64::new(0),
             looked_around: AtomicU64::new(0),
             home: Mutex::default(),
             own: OwnLoops::default(),
@@ -488,6 +491,11 @@ impl Engine {
     /// just begun to wait, and most likely has some microseconds to spare.
     pub(crate) fn note_earnest(&self, waits: bool) {
         self.note_earnest_at(self.now(), waits);
+    }
+
+    /// Whether the last sign of the program was a thread that polls, and not an event loop.
+    pub(crate) fn polls_last(&self) -> bool {
+        self.last_poll.get().is_some_and(|last| last != self.looped_at.load(Ordering::Relaxed))
     }
 
     pub(crate) fn note_earnest_at(&self, now: Nanos, waits: bool) {

@@ -113,7 +113,10 @@ impl Engine {
         let leader = Leader::again(self, Lead::from_word(lead));
         if sleeps {
             leader.retire();
+        } else {
+            drop(leader);
         }
+        self.note_loop();
     }
 
     /// Serves what is ready now, for a thread that does not lead and holds no lock.
@@ -141,17 +144,17 @@ impl Engine {
         }
     }
 
+    /// The last sign of the program is that of an event loop.
     fn note_loop(&self) {
         self.loops.store(true, Ordering::Relaxed);
+        self.looped_at.store(self.last_poll.get().unwrap_or(0), Ordering::Relaxed);
     }
 
     /// A thread of the program sleeps, or is about to, on a descriptor that the sockets it waits for make
     /// readable, and then serves them itself.
     pub(crate) fn note_own_loop(&self, now: Nanos) {
         self.last_poll.stamp(now);
-        if !self.loops.load(Ordering::Relaxed) {
-            self.note_loop();
-        }
+        self.note_loop();
     }
 
     /// Such a thread sleeps, or is about to, also on streams that no descriptor reports. Serves what is

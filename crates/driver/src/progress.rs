@@ -46,6 +46,7 @@
 //! | [`PUSH_LATE`] | 50 µs | less than [`ALIVE`] | |
 //! | [`NAP_BESIDE_LEADS`] | 200 µs, at least 32 P | a wake-up is rare beside leads | P |
 //! | [`NAP_BESIDE_LOOPS`] | 1 ms, at least 64 P | what a loop does between two waits | P |
+//! | `RETURNS` | 4 such naps | what a program computes between two waits that it polls for | [`Returns`] |
 //! | [`LOOK_ON`] | 20 µs, at least 16 P | a round trip over memory of a program that computes little | P |
 //! | [`HELD`] | 500 µs, at least 64 P | two wake-ups cost little beside the posts | P |
 //! | [`LEAD`] | 5 ms | how long a sleep may hold what others need | a promise |
@@ -102,7 +103,9 @@ mod pace;
 #[path = "progress/polling.rs"]
 mod polling;
 
-pub(crate) use pace::{Contest, Pace, Spans};
+#[cfg(test)]
+use pace::RETURNS;
+pub(crate) use pace::{Contest, Pace, Returns, Spans};
 #[cfg(test)]
 use polling::Yielding;
 pub(crate) use polling::{AnswerWait, Around, BeforeEarly, DIRECT, Poller, Spinning, stamps};
@@ -219,6 +222,8 @@ pub(crate) struct Signs {
     pub naps: usize,
     /// The last lead was, or is, that of an event loop.
     pub looped: bool,
+    /// How long the sockets are left to such a loop ([`Returns`]).
+    pub beside_loops: Duration,
     /// What this machine costs.
     pub spans: Spans,
 }
@@ -230,11 +235,7 @@ impl Mode {
     pub fn next(signs: Signs) -> Self {
         let within = |span| signs.polled.is_some_and(|age| age < span);
         match signs.spans.nap(signs.naps) {
-            _ if signs.looped
-                && signs.lead.is_none()
-                && signs.naps == 0
-                && within(signs.spans.beside_loops()) =>
-            {
+            _ if signs.looped && signs.lead.is_none() && signs.naps == 0 && within(signs.beside_loops) => {
                 Self::BesideLeads
             }
             _ if signs.looped && signs.lead.is_some() && signs.naps == 0 && within(LEAD) => Self::BesideLeads,
@@ -446,9 +447,9 @@ mod tests {
         let mut table =
             String::from("polled  sleeps beside pollers: 0, 1, 2; then, with a leader: 0, 1, 2\n");
         for (name, polled) in ages {
-            let looped = false;
+            let (looped, beside_loops, spans) = (false, NAP_BESIDE_LOOPS, Spans::of(400));
             let mode =
-                |lead, naps| match Mode::next(Signs { polled, lead, naps, looped, spans: Spans::of(400) }) {
+                |lead, naps| match Mode::next(Signs { polled, lead, naps, looped, beside_loops, spans }) {
                     Mode::Serving { .. } => "Serving".into(),
                     mode => format!("{mode:?}"),
                 };
@@ -478,6 +479,7 @@ polled  sleeps beside pollers: 0, 1, 2; then, with a leader: 0, 1, 2
             lead,
             naps,
             looped: true,
+            beside_loops: NAP_BESIDE_LOOPS,
             spans: Spans::of(400),
         }) {
             Mode::Serving { .. } => "Serving".into(),

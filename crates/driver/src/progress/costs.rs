@@ -50,6 +50,7 @@ struct World {
     last_poll: LastPoll,
     lead: Option<Lead>,
     looped: bool,
+    returns: Returns,
     /// When the watchdog is pushed next, when it fires, and how often it was pushed.
     watchdog: (u64, u64, u32),
     // The program.
@@ -83,6 +84,7 @@ impl World {
             last_poll: LastPoll::new(),
             lead: None,
             looped: false,
+            returns: Returns::default(),
             watchdog: (NEVER, NEVER, 0),
             empty: 0,
             parked: false,
@@ -164,11 +166,16 @@ impl World {
         loop {
             let spans = self.pace.spans();
             let polled = self.last_poll.age(self.now);
-            let signs = Signs { polled, lead: self.lead, naps: self.naps, looped: self.looped, spans };
+            let beside_loops = self.returns.beside_loops(spans, true);
+            let (lead, naps, looped) = (self.lead, self.naps, self.looped);
+            let signs = Signs { polled, lead, naps, looped, beside_loops, spans };
             match Mode::next(signs) {
                 Mode::BesideLeads => {
                     self.pace.ask();
-                    let nap = if self.looped { spans.beside_loops() } else { spans.beside_leads() };
+                    if looped && lead.is_none() {
+                        self.returns.leaves(self.now, spans, true);
+                    }
+                    let nap = if looped { beside_loops } else { spans.beside_leads() };
                     self.sleep = Sleep::Until(self.now + instant(nap));
                     return;
                 }
@@ -193,6 +200,9 @@ impl World {
                     return;
                 }
                 Mode::Serving { .. } => {
+                    if looped {
+                        self.returns.gives_up(self.last_poll.get());
+                    }
                     self.signal = self.packet;
                     self.sleep = Sleep::Sockets;
                     return;
@@ -271,7 +281,9 @@ impl World {
         self.pass(100_000_000 + 100 * costs.wake);
         assert_eq!(self.packet, None, "{costs:?}: nobody has received the answer");
         let spans = self.pace.spans();
-        let bound = instant(spans.push_period(u32::MAX) * 2 + spans.alive()) + 2 * costs.wake;
+        let looped = spans.beside_loops() * if self.looped { 2 * RETURNS } else { 0 };
+        let most = (spans.push_period(u32::MAX) * 2 + spans.alive()).max(looped);
+        let bound = instant(most) + 2 * costs.wake;
         assert!(self.longest <= bound, "{costs:?}: {} of {bound}", self.longest);
     }
 
@@ -423,6 +435,40 @@ fn one_that_blocked_and_then_computes_is_noticed() {
             world.blocks(500 + messages, &spinning);
             world.computes(&costs);
         }
+    }
+}
+
+/// An MPI's rank: it polls until it has its messages, and computes for a few milliseconds. UCX has armed a
+/// queue of it once, as a loop does.
+#[test]
+fn one_that_computes_between_its_polls_is_left_alone_until_it_computes_for_long() {
+    for costs in machines() {
+        let mut world = World::new(costs);
+        world.looped = true;
+        let computes = |world: &World| instant(world.pace.spans().beside_loops()) * 5 / 2;
+        let phases = |world: &mut World, count: u32| {
+            let before = world.wakes;
+            for _ in 0..count {
+                world.ping_pong(10);
+                // The peer's next message comes meanwhile.
+                world.send();
+                let time = computes(world);
+                world.pass(time);
+                while world.packet.is_some() && !world.poll() {}
+            }
+            world.wakes - before
+        };
+        phases(&mut world, 50);
+        let wakes = phases(&mut world, 100);
+        assert!(wakes <= 120, "{costs:?}: {wakes} in 100 phases");
+        world.computes(&costs);
+        // For one whose phases are long the sockets are served as soon as before.
+        for _ in 0..2 {
+            world.ping_pong(10);
+            world.computes(&costs);
+        }
+        let bound = instant(world.pace.spans().beside_loops() * 2) + 2 * costs.wake;
+        assert!(world.longest <= bound, "{costs:?}: {} of {bound}", world.longest);
     }
 }
 

@@ -220,6 +220,47 @@ const DOUBT: (u32, u32) = (64, 8192);
 /// forgotten.
 const GOOD: u32 = 4;
 
+/// For how long the sockets are left to a program that has event loops, or had one at its start as UCX has,
+/// and polls. The ranks of an MPI poll for their messages, compute for a few milliseconds and poll again: a
+/// nap that ends while one computes takes its processor, and gives the sockets back a moment later, which
+/// took a twentieth of GROMACS' time. A loop that sleeps is told of input by its sockets, but its timers
+/// wait, so for loops this stays as it is.
+#[derive(Debug, Default)]
+pub(crate) struct Returns {
+    evidence: u32,
+    /// The last poll of a program to which the sockets were left in vain.
+    gave_up: Option<Nanos>,
+}
+
+/// Naps beside loops that such a program may have without a poll.
+pub(super) const RETURNS: u32 = 4;
+/// A nap in which it has polled, and a time in which it had not, but came back soon; how much is enough.
+const EVIDENCE: [u32; 3] = [1, 4, 16];
+
+impl Returns {
+    /// How long the sockets are left to it. `polls`: its last sign was a poll, not the wait of a loop.
+    pub fn beside_loops(&self, spans: Spans, polls: bool) -> Duration {
+        let is_sure = polls && self.evidence >= EVIDENCE[2];
+        spans.beside_loops() * if is_sure { RETURNS } else { 1 }
+    }
+
+    /// It has polled lately, and the sockets are left to it for a while.
+    pub fn leaves(&mut self, now: Nanos, spans: Spans, polls: bool) {
+        let soon = nanos(spans.beside_loops() * RETURNS);
+        let more = match self.gave_up.take() {
+            _ if !polls => None,
+            None => Some(EVIDENCE[0]),
+            Some(last) => (now.saturating_sub(last) < soon).then_some(EVIDENCE[1]),
+        };
+        self.evidence = more.map_or(0, |more| (self.evidence + more).min(EVIDENCE[2]));
+    }
+
+    /// It has not polled since `last`, and somebody else serves the sockets.
+    pub fn gives_up(&mut self, last: Option<Nanos>) {
+        self.gave_up = self.gave_up.or(last);
+    }
+}
+
 /// Who finds the input that both are there for. If the background thread is woken for input again and again
 /// while a thread polls in vain, that thread would have found it. Then the background thread stands back from
 /// the first empty poll on, until that leaves input lying. Where a round trip takes a few empty polls, no
