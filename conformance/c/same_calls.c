@@ -869,6 +869,63 @@ static void driven_by_signals(void)
 	/* (It stays blocked: one may still wait.) */
 }
 
+static int read_by;
+static volatile sig_atomic_t was_read;
+
+static void reads(int signal)
+{
+	char bytes[8];
+	int before = errno;
+
+	(void)signal;
+	for (ssize_t got; (got = recv(read_by, bytes, sizeof bytes, 0)) > 0;)
+		was_read += (int)got;
+	errno = before;
+}
+
+/* A handler that calls, of a socket whose owner was set before it connected. */
+static void read_by_a_handler(void)
+{
+	struct sigaction action = { .sa_handler = reads }, none = { .sa_handler = SIG_DFL };
+	uint64_t end = now_ms() + LIMIT_MS;
+	int l = listener(0), a, sent = 0;
+	sigset_t io;
+
+	read_by = client(0);
+	MUST(sigemptyset(&io) == 0 && sigaddset(&io, SIGIO) == 0);
+	MUST(fcntl(read_by, F_SETOWN, getpid()) == 0 && connect(read_by, sa(), sizeof listening) == 0);
+	MUST((a = accept(l, NULL, NULL)) >= 0);
+	settle(read_by, a);
+	check(fcntl(read_by, F_GETOWN) == getpid(), "an owner that was set before", "%d", fcntl(read_by, F_GETOWN));
+	MUST(sigaction(SIGIO, &action, NULL) == 0 && sigprocmask(SIG_UNBLOCK, &io, NULL) == 0);
+	MUST(fcntl(read_by, F_SETFL, O_RDWR | O_NONBLOCK | O_ASYNC) == 0);
+	for (; sent < 50; sent++) {
+		MUST(send(a, "x", 1, 0) == 1);
+		while (was_read <= sent && now_ms() < end)
+			usleep(100);
+	}
+	check(was_read == sent, "a handler reads each byte", "%d of %d", (int)was_read, sent);
+	/* It is raised by the call itself, where something waits already. */
+	MUST(sigprocmask(SIG_BLOCK, &io, NULL) == 0 && send(a, "y", 1, 0) == 1 && readable(read_by, LIMIT_MS));
+	MUST(fcntl(read_by, F_SETFL, O_RDWR | O_NONBLOCK | O_ASYNC) == 0 && sigprocmask(SIG_UNBLOCK, &io, NULL) == 0);
+	reads(0);
+	check(was_read == sent + 1, "and one more", "%d", (int)was_read);
+	MUST(sigaction(SIGIO, &none, NULL) == 0 && sigprocmask(SIG_BLOCK, &io, NULL) == 0);
+	MUST(close(a) == 0 && close(l) == 0 && close(read_by) == 0);
+
+	/* The failure of a connection comes within the call, perhaps. */
+	MUST(sigaction(SIGIO, &action, NULL) == 0 && sigprocmask(SIG_UNBLOCK, &io, NULL) == 0);
+	l = listener(0);
+	MUST(close(l) == 0);
+	read_by = client(0);
+	MUST(fcntl(read_by, F_SETOWN, getpid()) == 0);
+	MUST(fcntl(read_by, F_SETFL, O_RDWR | O_ASYNC) == 0);
+	/* (The signal of the refusal ends the kernel's call.) */
+	check(connect(read_by, sa(), sizeof listening) == -1 && (errno == ECONNREFUSED || errno == EINTR),
+	      "connect with a handler", "errno %d", errno);
+	MUST(sigprocmask(SIG_BLOCK, &io, NULL) == 0 && sigaction(SIGIO, &none, NULL) == 0 && close(read_by) == 0);
+}
+
 /* MSG_ZEROCOPY's notices, which no stream gives: an upgrade leaves the socket alone, rsockets refuse it. */
 static void told_of_buffers(void)
 {
@@ -891,6 +948,7 @@ static const struct group groups[] = {
 	{ "half_closed", half_closed },
 	{ "signalled", signalled },
 	{ "driven_by_signals", driven_by_signals },
+	{ "read_by_a_handler", read_by_a_handler },
 	{ "told_of_buffers", told_of_buffers },
 	{ "nobody_to_send_to", nobody_to_send_to },
 	{ "options", options_of },

@@ -666,8 +666,7 @@ fn fcntl_special(fd: c_int, command: c_int, argument: c_int, really: impl FnOnce
             {
                 sock.set_nonblocking(calls, argument & libc::O_NONBLOCK != 0);
                 if argument & libc::O_ASYNC != 0 {
-                    // Signals are the kernel's, about the stand-in.
-                    sock.watch(true);
+                    sock.tells_by_signals();
                 }
             }
             return really();
@@ -719,7 +718,7 @@ unsafe fn ioctl_of(fd: c_int, request: c_ulong, argument: *mut c_int) -> Option<
         FIOASYNC => {
             // SAFETY: the caller's promise.
             if !argument.is_null() && unsafe { argument.read_unaligned() } != 0 {
-                sock.watch(true);
+                sock.tells_by_signals();
             }
             return None;
         }

@@ -16,6 +16,7 @@ use crate::agree::{said, service, table};
 use crate::relay::{self, Word};
 use crate::rsockets::{self, Rsockets};
 use crate::stand_in::{Because, Far, StandIn};
+use crate::sys::{Deferred, Signals};
 use crate::{ending, fds, process, sys, watch};
 
 mod end;
@@ -73,6 +74,8 @@ pub struct Sock {
     torn: AtomicBool,
     /// It is closed.
     ended: AtomicBool,
+    /// The program has asked for signals about it.
+    signals: AtomicBool,
     /// A call has failed with `ECONNRESET` because nobody is there to send to.
     reset_said: AtomicBool,
     /// Other processes have it, too: the stand-in is a pair like any other, and a thread carries its bytes.
@@ -149,9 +152,7 @@ impl Sock {
         let _changing = table::changing();
         let kept = sys::fcntl(fd, libc::F_GETFD, 0)? & libc::FD_CLOEXEC == 0;
         let flags = sys::fcntl(fd, libc::F_GETFL, 0)?;
-        if flags & libc::O_ASYNC != 0 {
-            sys::copy_signals(fd, end);
-        }
+        let signals = sys::quietly(|| Signals::of(fd));
         let options = keep_options(fd, v6);
         let placed = sys::replace(end, fd);
         sys::close(end);
@@ -159,6 +160,7 @@ impl Sock {
             stand_in.close();
             return Err(errno);
         }
+        sys::quietly(|| signals.give(fd));
         let sock = Arc::new(Self::with(number, v6, stand_in, options));
         sock.set_nonblocking(calls, flags & libc::O_NONBLOCK != 0);
         if let Some(options) = options {
@@ -181,7 +183,7 @@ impl Sock {
         sys::quietly(|| {
             crate::wait::enter_again(fd);
             if sys::fcntl(fd, libc::F_GETFL, 0).is_ok_and(|flags| flags & libc::O_ASYNC != 0) {
-                self.watch(true);
+                self.tells_by_signals();
             }
         });
         self.show(Because::Call);
@@ -212,6 +214,7 @@ impl Sock {
             nonblocking: AtomicBool::new(false),
             torn: AtomicBool::new(false),
             ended: AtomicBool::new(false),
+            signals: AtomicBool::new(false),
             reset_said: AtomicBool::new(false),
             handed: AtomicBool::new(false),
             handing: Mutex::default(),
@@ -458,6 +461,12 @@ impl Sock {
         self.show(Because::Call);
     }
 
+    /// The program asks for signals about the socket. They are the kernel's, about the stand-in.
+    pub fn tells_by_signals(self: &Arc<Self>) {
+        self.signals.store(true, Ordering::Relaxed);
+        self.watch(true);
+    }
+
     /// Shows what the socket is ready for, if the program waits for it. Leaves errno as it is.
     pub fn show(&self, because: Because) {
         if self.is_handed() {
@@ -468,6 +477,8 @@ impl Sock {
         }
         if self.watched.load(Ordering::Acquire) {
             let edges = self.edges.load(Ordering::Relaxed);
+            // What is shown may raise a signal at once, and its handler may call.
+            let _deferred = self.signals.load(Ordering::Relaxed).then(Deferred::begin);
             self.stand_in.show(because, edges, || self.look(edges));
         }
     }
@@ -478,8 +489,10 @@ impl Sock {
             return;
         }
         if let Ok((new, end)) = StandIn::new() {
+            let signals = sys::quietly(|| Signals::of(fd));
             let _ = sys::replace(end, fd);
             sys::close(end);
+            sys::quietly(|| signals.give(fd));
             self.stand_in.take_over(new);
             self.stand_in.set_flag(libc::O_NONBLOCK, self.is_nonblocking());
             crate::wait::enter_again(fd);

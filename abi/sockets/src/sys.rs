@@ -48,18 +48,40 @@ pub fn fcntl(fd: c_int, command: c_int, argument: c_int) -> Result<c_int, c_int>
     call(libc::SYS_fcntl, [int(fd), int(command), int(argument), 0, 0])
 }
 
-/// Who is sent a signal about one socket, and which, counts for another one, too (fcntl(2), `O_ASYNC`).
-pub fn copy_signals(from: c_int, to: c_int) {
-    let mut owner = [0 as c_int; 2];
-    let at = (&raw mut owner).expose_provenance();
-    if call(libc::SYS_fcntl, [int(from), int(F_GETOWN_EX), at, 0, 0]).is_ok() {
-        let _ = call(libc::SYS_fcntl, [int(to), int(F_SETOWN_EX), at, 0, 0]);
+/// Who is sent a signal about a descriptor's file, and which (fcntl(2)).
+pub struct Signals {
+    owner: [c_int; 2],
+    signal: c_int,
+    asked: bool,
+}
+
+impl Signals {
+    /// Those of this one.
+    pub fn of(fd: c_int) -> Self {
+        let mut owner = [0; 2];
+        let at = (&raw mut owner).expose_provenance();
+        let known = call(libc::SYS_fcntl, [int(fd), int(F_GETOWN_EX), at, 0, 0]).is_ok();
+        Self {
+            owner: if known { owner } else { [0; 2] },
+            signal: fcntl(fd, F_GETSIG, 0).unwrap_or(0),
+            asked: fcntl(fd, libc::F_GETFL, 0).is_ok_and(|flags| flags & libc::O_ASYNC != 0),
+        }
     }
-    if let Ok(signal) = fcntl(from, F_GETSIG, 0) {
-        let _ = fcntl(to, F_SETSIG, signal);
-    }
-    if let Ok(flags) = fcntl(to, libc::F_GETFL, 0) {
-        let _ = fcntl(to, libc::F_SETFL, flags | libc::O_ASYNC);
+
+    /// They count for the file that has its place now. (The number is what each signal names.)
+    pub fn give(mut self, fd: c_int) {
+        if self.owner[1] != 0 {
+            let at = (&raw mut self.owner).expose_provenance();
+            let _ = call(libc::SYS_fcntl, [int(fd), int(F_SETOWN_EX), at, 0, 0]);
+        }
+        if self.signal != 0 {
+            let _ = fcntl(fd, F_SETSIG, self.signal);
+        }
+        if self.asked
+            && let Ok(flags) = fcntl(fd, libc::F_GETFL, 0)
+        {
+            let _ = fcntl(fd, libc::F_SETFL, flags | libc::O_ASYNC);
+        }
     }
 }
 

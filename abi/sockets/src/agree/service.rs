@@ -25,6 +25,7 @@ use super::wire::{Ends, Nonce, Pattern, Word, marker};
 use crate::rsockets::{self, Rsockets};
 use crate::sock::Sock;
 use crate::stand_in::Because;
+use crate::sys::Signals;
 use crate::{address, fds, life, sys, wait};
 
 /// How long a connection that was closed before it was decided what becomes of it is looked after.
@@ -672,6 +673,7 @@ fn replace(conn: &Arc<Conn>, calls: &Rsockets, number: c_int, pattern: Pattern) 
         }
         return undo();
     }
+    let mut signals = Some(Signals::of(*first));
     let Ok((sock, end)) = Sock::in_front_of(calls, number, tcp, conn, numbers.len()) else { return undo() };
     let nonblocking = sock.is_nonblocking();
     if !conn.shared.lock().as_ref().is_none_or(table::Shared::commit) {
@@ -689,6 +691,9 @@ fn replace(conn: &Arc<Conn>, calls: &Rsockets, number: c_int, pattern: Pattern) 
         let kept = sys::fcntl(fd, libc::F_GETFD, 0).unwrap_or(0) & libc::FD_CLOEXEC == 0;
         wait::change_file(fd, &sock, || {
             let _ = sys::replace(end, fd);
+            if let Some(signals) = signals.take() {
+                signals.give(fd);
+            }
             fds::enter(fd, Arc::clone(&sock), kept);
         });
         if let Some(table) = &mut *table {
