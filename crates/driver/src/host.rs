@@ -121,6 +121,10 @@ pub fn begin(
 ) {
     let unsettled = Unsettled { qp: Arc::downgrade(qp), number };
     if Settling::is_alone(choice, ends) {
+        // (A sandbox may end who makes such memory.)
+        if qp.neighbours().is_none() {
+            return unsettled.stay(qp.why_alone());
+        }
         return match qp.lane_to_itself() {
             Some(end) => unsettled.settle(end),
             None => unsettled.stay(Why::NoResources),

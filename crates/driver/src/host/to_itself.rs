@@ -37,6 +37,15 @@ impl ToItself {
 
     /// A lane for one more stream.
     pub fn lane(&mut self) -> Result<End, Refused> {
+        // One is kept for the next streams.
+        let mut keeps = true;
+        self.slabs.retain(|slab| {
+            let stays = slab.is_used() || std::mem::take(&mut keeps);
+            if !stays {
+                self.lanes.remove(slab);
+            }
+            stays
+        });
         let taken = self.slabs.iter().find_map(|slab| Some((slab.clone(), slab.take_lane()?)));
         let (slab, lane) = match taken {
             Some(taken) => taken,
