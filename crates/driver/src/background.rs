@@ -162,7 +162,7 @@ impl Background {
     fn nap_beside_leads(&mut self, engine: &Engine, signs: Signs) {
         let Signs { looped, lead, spans, .. } = signs;
         if looped && lead.is_none() {
-            self.returns.leaves(engine.now(), spans, engine.polls_last());
+            self.returns.leaves(engine.now(), spans, engine.polls_last(), engine.looped_at());
         }
         engine.mode.enter(Mode::BesideLeads);
         self.leave_timers_to_leader(engine);
@@ -172,7 +172,8 @@ impl Background {
             return;
         }
         sys::park_timeout(match (looped, lead) {
-            (true, None) => signs.beside_loops,
+            // (Counted from the last poll.)
+            (true, None) => signs.beside_loops.saturating_sub(signs.polled.unwrap_or_default()),
             (true, _) => spans.beside_loops(),
             _ => spans.beside_leads(),
         });

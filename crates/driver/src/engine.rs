@@ -493,6 +493,11 @@ impl Engine {
         self.note_earnest_at(self.now(), waits);
     }
 
+    /// When an event loop of the program last began to wait.
+    pub(crate) fn looped_at(&self) -> Nanos {
+        self.looped_at.load(Ordering::Relaxed)
+    }
+
     /// Whether the last sign of the program was a thread that polls, and not an event loop.
     pub(crate) fn polls_last(&self) -> bool {
         self.last_poll.get().is_some_and(|last| last != self.looped_at.load(Ordering::Relaxed))

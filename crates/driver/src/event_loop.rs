@@ -11,7 +11,7 @@ use std::time::Duration;
 
 use crate::engine::Engine;
 use crate::lead::Leader;
-use crate::progress::{Lead, NEVER, Nanos};
+use crate::progress::{Lead, Mode, NEVER, Nanos};
 use crate::sync::{Ordering, thread_local};
 
 /// How often a thread looks before the program gets its time.
@@ -153,8 +153,13 @@ impl Engine {
     /// A thread of the program sleeps, or is about to, on a descriptor that the sockets it waits for make
     /// readable, and then serves them itself.
     pub(crate) fn note_own_loop(&self, now: Nanos) {
+        let polled = self.polls_last();
         self.last_poll.stamp(now);
         self.note_loop();
+        if polled && self.mode.get() == Mode::BesideLeads {
+            // The nap may be one for who polls.
+            self.unpark_background();
+        }
     }
 
     /// Such a thread sleeps, or is about to, also on streams that no descriptor reports. Serves what is

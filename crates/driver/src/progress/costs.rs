@@ -173,9 +173,14 @@ impl World {
                 Mode::BesideLeads => {
                     self.pace.ask();
                     if looped && lead.is_none() {
-                        self.returns.leaves(self.now, spans, true);
+                        self.returns.leaves(self.now, spans, true, 0);
                     }
-                    let nap = if looped { beside_loops } else { spans.beside_leads() };
+                    let age = polled.unwrap_or_default();
+                    let nap = match (looped, lead) {
+                        (true, None) => beside_loops.saturating_sub(age),
+                        (true, _) => spans.beside_loops(),
+                        _ => spans.beside_leads(),
+                    };
                     self.sleep = Sleep::Until(self.now + instant(nap));
                     return;
                 }
@@ -281,7 +286,7 @@ impl World {
         self.pass(100_000_000 + 100 * costs.wake);
         assert_eq!(self.packet, None, "{costs:?}: nobody has received the answer");
         let spans = self.pace.spans();
-        let looped = spans.beside_loops() * if self.looped { 2 * RETURNS } else { 0 };
+        let looped = spans.beside_loops() * if self.looped { RETURNS } else { 0 };
         let most = (spans.push_period(u32::MAX) * 2 + spans.alive()).max(looped);
         let bound = instant(most) + 2 * costs.wake;
         assert!(self.longest <= bound, "{costs:?}: {} of {bound}", self.longest);
@@ -467,7 +472,7 @@ fn one_that_computes_between_its_polls_is_left_alone_until_it_computes_for_long(
             world.ping_pong(10);
             world.computes(&costs);
         }
-        let bound = instant(world.pace.spans().beside_loops() * 2) + 2 * costs.wake;
+        let bound = instant(world.pace.spans().beside_loops()) + 2 * costs.wake;
         assert!(world.longest <= bound, "{costs:?}: {} of {bound}", world.longest);
     }
 }

@@ -230,6 +230,8 @@ pub(crate) struct Returns {
     evidence: u32,
     /// The last poll of a program to which the sockets were left in vain.
     gave_up: Option<Nanos>,
+    /// The last sign of a loop that was seen.
+    looped_at: Nanos,
 }
 
 /// Naps beside loops that such a program may have without a poll.
@@ -244,19 +246,24 @@ impl Returns {
         spans.beside_loops() * if is_sure { RETURNS } else { 1 }
     }
 
-    /// It has polled lately, and the sockets are left to it for a while.
-    pub fn leaves(&mut self, now: Nanos, spans: Spans, polls: bool) {
+    /// It has polled lately, and the sockets are left to it for a while. `looped_at`: when a loop of it last
+    /// began to wait.
+    pub fn leaves(&mut self, now: Nanos, spans: Spans, polls: bool, looped_at: Nanos) {
         let soon = nanos(spans.beside_loops() * RETURNS);
+        let loops = std::mem::replace(&mut self.looped_at, looped_at) != looped_at;
         let more = match self.gave_up.take() {
-            _ if !polls => None,
+            _ if !polls || loops => None,
             None => Some(EVIDENCE[0]),
             Some(last) => (now.saturating_sub(last) < soon).then_some(EVIDENCE[1]),
         };
         self.evidence = more.map_or(0, |more| (self.evidence + more).min(EVIDENCE[2]));
     }
 
-    /// It has not polled since `last`, and somebody else serves the sockets.
+    /// It has not polled since `last`, and somebody else serves the sockets. `None`: it has said so.
     pub fn gives_up(&mut self, last: Option<Nanos>) {
+        if last.is_none() {
+            self.evidence = 0;
+        }
         self.gave_up = self.gave_up.or(last);
     }
 }
