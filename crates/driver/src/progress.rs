@@ -186,7 +186,7 @@ pub(crate) const HELD: Duration = Duration::from_micros(500);
 ///   Napping           beside a poller, for a moment    hand-over               the leader        no
 ///   StandingBack      beside pollers                   hand-over, watchdog     the leader        yes
 ///   TakingBack        not: one look at all sockets     -                       the leader        no
-///   BesideLeads       beside leads that follow         time, hand-over          the leader        no
+///   BesideLeads       beside leads that follow         time, a loop that waits  the leader        no
 ///   AwaitingLeader    until a dismissed leader leaves  end of the lead         the leader        no
 /// ```
 ///
